@@ -28,10 +28,10 @@ from fluster_services import lifecycle
 from fluster_services.config import Timing
 from fluster_services.controller.rules.reconcile import missing_tasks, next_records
 from fluster_services.controller.scheduling.dispatch import Asking, Dispatch
+from fluster_services.controller.scheduling.waits import Waits
 from fluster_services.controller.state.books import Books, JobEntry, JobKey, record_key
 from fluster_services.controller.state.liveness import Liveness
 from fluster_services.controller.state.roster import Roster
-from fluster_services.controller.state.waits import Waits
 
 _MESSAGE_S = 0.001  # there, the claim's write, and back
 # Slower than the default, as a beat costs the simulation what it costs a controller.

@@ -235,8 +235,8 @@ async def test_a_controller_that_dies_in_the_middle_of_it(
     monkeypatch.setattr(submissions_module, "_ACK_WAIT_S", 1)
     dying = await start_controller()
     reached = asyncio.Event()
-    controller, intake = dying.controller, dying.controller.intake
-    write, record_task = controller.write, intake.record_task
+    writer = dying.controller.writer
+    write, record_task = writer.write, writer.record_task
 
     async def stop_here() -> None:
         reached.set()
@@ -255,8 +255,8 @@ async def test_a_controller_that_dies_in_the_middle_of_it(
         if moment == "first task" and task.attempt > 1:
             await stop_here()
 
-    monkeypatch.setattr(controller, "write", write_until)
-    monkeypatch.setattr(intake, "record_task", record_until)
+    monkeypatch.setattr(writer, "write", write_until)
+    monkeypatch.setattr(writer, "record_task", record_until)
     worker = await start_worker(plan=lambda record: STAY_RUNNING if record.attempt == 1 else SUCCEED, cpu=8)
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
         await cluster.launch(job_request("old", job_id=MINE, replicas=4))

@@ -18,7 +18,7 @@ from fluster_bus.provisioning.provisioning import ensure_system
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage import submissions as submissions_module
 from fluster_bus.storage.streams import tasks_table
-from fluster_services.controller.leading.verdicts import RecordUpdate
+from fluster_services.controller.leading.record_writer import RecordUpdate
 from tests.component.conftest import ConnectBus, kill_server
 from tests.component.controllers import (
     IMPATIENT,
@@ -62,7 +62,7 @@ async def test_a_scheduling_timeout_goes_on_however_often_the_controller_is_rest
 async def test_a_task_whose_time_is_over_is_given_up_also_when_that_could_not_be_written_at_first(
     cluster: AsyncCluster, controller: RunningController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verdicts = controller.controller._verdicts
+    verdicts = controller.controller.writer._verdicts
     write = verdicts.write
     refused: list[Sequence[RecordUpdate]] = []
 
@@ -221,7 +221,7 @@ async def test_a_submission_in_the_middle_of_being_recorded(
     first = await start_controller()
     await ensure_system(first.bus)
     wrote = asyncio.Event()
-    create = first.controller.intake._create
+    create = first.controller.writer.create
 
     async def create_two(record: object) -> None:
         if wrote.is_set():
@@ -230,7 +230,7 @@ async def test_a_submission_in_the_middle_of_being_recorded(
         if getattr(record, "task", None) == 0:
             wrote.set()
 
-    monkeypatch.setattr(first.controller.intake, "_create", create_two)
+    monkeypatch.setattr(first.controller.writer, "create", create_two)
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
         submitting = asyncio.create_task(cluster.launch(job_request(replicas=3)))
         await wrote.wait()

@@ -138,7 +138,7 @@ async def test_a_controller_that_dies_while_it_releases_a_job(
 ) -> None:
     dying: RunningController = await start_controller()
     wrote = asyncio.Event()
-    record_task = dying.controller.intake.record_task
+    record_task = dying.controller.writer.record_task
 
     async def record_two(task: object) -> None:
         if wrote.is_set():
@@ -147,7 +147,7 @@ async def test_a_controller_that_dies_while_it_releases_a_job(
         if getattr(task, "job_id", None) == "second":
             wrote.set()
 
-    monkeypatch.setattr(dying.controller.intake, "record_task", record_two)
+    monkeypatch.setattr(dying.controller.writer, "record_task", record_two)
     worker = await start_worker()
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
         await cluster.launch(job_request("first", job_id=JobId("first")))

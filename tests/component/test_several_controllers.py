@@ -277,9 +277,9 @@ async def test_a_stopped_leader_can_judge_nothing(
         await wait_until_async(lambda: second.leads)
         before = await tasks_table(bus, NS).rows("*.*")
 
-        # It waits: for all it knows another leads.
-        writing = asyncio.create_task(first.controller.write(before[0].value, before[0].revision))
-        judging = asyncio.create_task(first.controller.write_verdicts(_lost(before)))
+        # It waits: for all it knows somebody else leads.
+        writing = asyncio.create_task(first.controller.writer.write(before[0].value, before[0].revision))
+        judging = asyncio.create_task(first.controller.writer.write_verdicts(_lost(before)))
         done, _ = await asyncio.wait({writing, judging}, timeout=0.3)
         assert not done
         for task in (writing, judging):
@@ -291,8 +291,8 @@ async def test_a_stopped_leader_can_judge_nothing(
 
         monkeypatch.setattr(first.controller.seat, "wait_sure", sure)
         with pytest.raises(DeposedError):
-            await first.controller._verdicts.write(NS, [_update(*each) for each in _lost(before)])
-        await first.controller.write_verdicts(_lost(before))
+            await first.controller.writer._verdicts.write(NS, [_update(*each) for each in _lost(before)])
+        await first.controller.writer.write_verdicts(_lost(before))
         assert await tasks_table(bus, NS).rows("*.*") == before
 
         for key in worker.now_held():
@@ -354,7 +354,7 @@ async def test_a_verdict_that_came_too_late_does_not_void_the_others(
         rows = await tasks.rows("*.*")
         decided = _lost(rows)
         await tasks.update(rows[1].key, rows[1].value, rows[1].revision)
-        await leader.controller.write_verdicts(decided)
+        await leader.controller.writer.write_verdicts(decided)
         states = {row.key: row.value.state for row in await tasks.rows("*.*")}
         assert [states[row.key] for row in rows] == [
             JobStatus.WORKER_FAILED,

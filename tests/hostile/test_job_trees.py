@@ -12,7 +12,7 @@ from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
 from fluster_bus.messages import JobId, Namespace
 from fluster_services.controller.state.books import JobKey
-from fluster_services.controller.state.fair_queue import FairQueue
+from fluster_services.controller.state.dirty_jobs import DirtyJobs
 from fluster_services.controller.state.families import MAX_DEPTH, Families
 from fluster_services.controller.submissions import intake
 from tests.component.controllers import NS, RunningController, job_request
@@ -106,23 +106,45 @@ def test_jobs_in_a_circle_end_every_search() -> None:
     assert families.unfinished(2) is None
 
 
-async def _order(queue: FairQueue[JobKey], count: int) -> list[str]:
-    return [(await queue.get()).namespace for _ in range(count)]
+async def _order(jobs: DirtyJobs, count: int) -> list[str]:
+    taken = [await jobs.take() for _ in range(count)]
+    for key in taken:
+        jobs.done(key)
+    return [key.namespace for key in taken]
 
 
 @pytest.mark.anyio
 async def test_what_follows_from_the_jobs_of_one_namespace_keeps_no_other_waiting() -> None:
-    queue: FairQueue[JobKey] = FairQueue()
+    jobs = DirtyJobs()
     for number in range(100):
-        queue.put("a", JobKey(Namespace("a"), JobId(f"j{number}")))
-    queue.put("b", JobKey(Namespace("b"), JobId("j")))
-    assert await _order(queue, 3) == ["a", "b", "a"]
-    assert await _order(queue, 98) == ["a"] * 98
-    waiting = asyncio.create_task(queue.get())
+        jobs.mark(JobKey(Namespace("a"), JobId(f"j{number}")))
+    jobs.mark(JobKey(Namespace("b"), JobId("j")))
+    assert await _order(jobs, 3) == ["a", "b", "a"]
+    assert await _order(jobs, 98) == ["a"] * 98
+    waiting = asyncio.create_task(jobs.take())
     await asyncio.sleep(0)
-    queue.put("b", JobKey(Namespace("b"), JobId("k")))
+    assert not waiting.done(), "nothing is left"
+    jobs.mark(JobKey(Namespace("b"), JobId("k")))
     assert (await waiting).job_id == "k"
-    assert queue.is_empty
+
+
+@pytest.mark.anyio
+async def test_a_job_that_changes_while_it_is_looked_at_is_looked_at_again_after_that() -> None:
+    jobs, key = DirtyJobs(), JobKey(Namespace("a"), JobId("j"))
+    jobs.mark(key)
+    assert await jobs.take() == key
+    jobs.mark(key)
+    jobs.mark(key)
+    again = asyncio.create_task(jobs.take())
+    await asyncio.sleep(0)
+    assert not again.done(), "by one at a time"
+    jobs.done(key)
+    assert await again == key
+    jobs.done(key)
+    third = asyncio.create_task(jobs.take())
+    await asyncio.sleep(0)
+    assert not third.done(), "it was marked twice, and is looked at once"
+    third.cancel()
 
 
 @pytest.mark.anyio

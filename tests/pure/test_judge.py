@@ -55,19 +55,23 @@ class Judging:
             now=lambda: self.now, call_later=self._none, on_dispatchable=self._none, on_room=self._none
         )
         self.dispatch = Dispatch(self.books, self.roster, around, reserve_after_s=1e9)
-        controller: Any = SimpleNamespace(
-            config=SimpleNamespace(timing=TIMING),
-            roster=self.roster,
+        bus: Any = SimpleNamespace(connected=True, on_reconnect=self._none, serve=self._async, subscribe=self._async)
+        seat: Any = SimpleNamespace(wait_sure=self._wait_sure, wait_led_since=self.sure.wait)
+        workers: Any = SimpleNamespace(delete=self._delete)
+        gangs: Any = SimpleNamespace(give_up_misfits=self._async)
+        writer: Any = SimpleNamespace(write_verdicts=self._write)
+        self.judge = Judge(
+            bus,
+            seat,
             books=self.books,
-            bus=SimpleNamespace(connected=True, on_reconnect=self._none, serve=self._async, subscribe=self._async),
-            seat=SimpleNamespace(wait_sure=self._wait_sure, wait_led_since=self.sure.wait),
-            dispatch=self.dispatch,
-            gangs=SimpleNamespace(give_up_misfits=self._async),
+            roster=self.roster,
+            workers=workers,
             vm_troubles=VMTroubles(),
-            workers_table=SimpleNamespace(delete=self._delete),
-            write_verdicts=self._write,
+            dispatch=self.dispatch,
+            gangs=gangs,
+            writer=writer,
+            timing=TIMING,
         )
-        self.judge = Judge(controller)
 
     def _none(self, *_args: object, **_more: object) -> None: ...
 

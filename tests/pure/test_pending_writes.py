@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from fluster_bus.messages import JobId, Namespace
+from fluster_services.controller.leading.record_writer import PendingWrites
 from fluster_services.controller.state.books import JobKey
-from fluster_services.controller.state.pending_writes import PendingWrites
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ import pytest
 from fluster_bus.messages import Entrypoint, JobId, JobRequest, JobStatus, Namespace, TaskRecord, WorkerId
 from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
+from fluster_services.controller.scheduling.waits import Waits, waited_s
 from fluster_services.controller.state.books import JobKey
-from fluster_services.controller.state.waits import Waits, waited_s
 
 KEY = JobKey(Namespace("default"), JobId("job"))
 WORKER = WorkerId("w1")

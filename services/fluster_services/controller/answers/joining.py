@@ -21,7 +21,12 @@ from fluster_bus.messages.workers import JOIN_REFUSED, JoinReply, JoinRequest
 from fluster_bus.storage.streams import issued_workers_table, join_tokens_table, joined_workers_table
 
 if TYPE_CHECKING:
-    from fluster_services.controller.controller import Controller
+    from collections.abc import Mapping
+
+    from fluster_bus.connection.bus import Bus
+    from fluster_bus.trust.signer import Signer
+    from fluster_services.controller.leading.seat import Seat
+    from fluster_services.controller.state.roster import Roster
 
 log = logging.getLogger(__name__)
 
@@ -37,22 +42,24 @@ class _Claim:
 
 
 class Joining:
-    """Answers who would like to become a worker."""
+    """Answers machines that ask to become workers."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-        self._tokens = join_tokens_table(controller.bus)
-        self._joined = joined_workers_table(controller.bus)
-        self._issued = issued_workers_table(controller.bus)
+    def __init__(self, bus: Bus, seat: Seat, roster: Roster, signers: Mapping[Role, Signer]) -> None:
+        self._seat = seat
+        self._roster = roster
+        self._signers = signers
+        self._tokens = join_tokens_table(bus)
+        self._joined = joined_workers_table(bus)
+        self._issued = issued_workers_table(bus)
 
     async def answer(self, request: JoinRequest, asked: str) -> JoinReply:
         """Credentials for the worker that is asked for. Raises ServiceError with the code JOIN_REFUSED, BusError.
 
         The server lets the user of a token ask on that token's subject alone.
         """
-        await self._controller.seat.wait_sure()
+        await self._seat.wait_sure()
         token_id = subjects.last_token(asked)
-        signers = self._controller.config.signers
+        signers = self._signers
         if not signers:
             raise ServiceError(
                 JOIN_REFUSED,
@@ -109,7 +116,7 @@ class Joining:
             await self._tokens.update(token.key, admission.token, token.revision)
 
     async def _is_taken(self, worker_id: str) -> bool:
-        if WorkerId(worker_id) in self._controller.roster.workers:
+        if WorkerId(worker_id) in self._roster.workers:
             return True
         issued = await self._issued.get(buckets.ISSUED_WORKERS_KEY)
         return issued is not None and worker_id in issued.value.names

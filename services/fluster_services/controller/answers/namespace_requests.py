@@ -27,12 +27,18 @@ from fluster_bus.messages.namespaces import (
     NamespaceStatus,
 )
 from fluster_bus.provisioning.provisioning import used_bytes
+from fluster_services.controller.answers.requests import present_pace
 from fluster_services.job_info import job_status
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
     from fluster_services.controller.answers.requests import Requests
-    from fluster_services.controller.controller import Controller
+    from fluster_services.controller.leading.seat import Seat
+    from fluster_services.controller.leading.store_setup import StoreSetup
+    from fluster_services.controller.namespaces.namespaces import NamespaceSet as Namespaces
+    from fluster_services.controller.namespaces.server_users import ServerUsers
+    from fluster_services.controller.namespaces.steward import Steward
+    from fluster_services.controller.state.books import Books
 
 _ANSWERED_S = 1.0  # by then it is said how far it is: who asks sends the request again, to learn when it is done
 _TRIES = 20  # of those who change a namespace at the same time, each try lets one through
@@ -62,27 +68,43 @@ def with_changes(known: NamespaceRecord, request: NamespaceSet) -> NamespaceReco
 class NamespaceRequests:
     """What operators ask for."""
 
-    def __init__(self, controller: Controller, requests: Requests) -> None:
-        self._controller = controller
-        self._namespaces = controller.namespaces
-        self._requests = requests
+    def __init__(
+        self,
+        bus: Bus,
+        seat: Seat,
+        *,
+        namespaces: Namespaces,
+        steward: Steward,
+        store: StoreSetup,
+        books: Books,
+        namespaces_are_fixed: str | None,
+        server_users: ServerUsers | None,
+    ) -> None:
+        self._bus = bus
+        self._seat = seat
+        self._namespaces = namespaces
+        self._steward = steward
+        self._store = store
+        self._books = books
+        self._namespaces_are_fixed = namespaces_are_fixed
+        self._server_users = server_users
 
-    async def serve(self, bus: Bus) -> None:
-        """Answer on that connection from now on."""
-        line = self._requests.line(lambda _subject: _LINE)
+    async def serve(self, bus: Bus, requests: Requests) -> None:
+        """Answer on that connection from now on, in turn with other requests."""
+        line = requests.line(lambda _subject: _LINE)
         await bus.serve(subjects.namespaces_verb("add"), NamespaceAdd, self._add, entrance=line)
         await bus.serve(subjects.namespaces_verb("set"), NamespaceSet, self._set, entrance=line)
         await bus.serve(subjects.namespaces_verb("drop"), NamespaceDrop, self._drop, entrance=line)
         await bus.serve(subjects.namespaces_verb("list"), Done, self._list, entrance=line)
 
     async def _add(self, request: NamespaceAdd, _asked: str) -> NamespaceChange:
-        await self._controller.seat.wait_sure()
+        await self._seat.wait_sure()
         name = Namespace(check_namespace(request.name))
-        if (fixed := self._controller.config.namespaces_are_fixed) is not None:
+        if (fixed := self._namespaces_are_fixed) is not None:
             raise ServiceError(NAMESPACE_REFUSED, f"namespace {name!r} cannot be added: {fixed}")
         if self._namespaces.record(name) is None:
             self._raise_refusal(name, request)
-            users = self._controller.config.server_users
+            users = self._server_users
             if users is not None and not await users.let_in(name):
                 return NamespaceChange(done=False)
             await self._begin(name, request)
@@ -110,12 +132,12 @@ class NamespaceRequests:
             await self._namespaces.read_again(name)
 
     def _raise_refusal(self, name: Namespace, request: NamespaceAdd) -> None:
-        why = self._controller.steward.why_refused(name, request.request_id)
+        why = self._steward.why_refused(name, request.request_id)
         if why is not None:
             raise ServiceError(NAMESPACE_REFUSED, f"namespace {name!r} cannot be added: {why}")
 
     async def _set(self, request: NamespaceSet, _asked: str) -> NamespaceChange:
-        await self._controller.seat.wait_sure()
+        await self._seat.wait_sure()
         name = Namespace(check_namespace(request.name))
         for _ in range(_TRIES):
             row = self._namespaces.row(name)
@@ -137,7 +159,7 @@ class NamespaceRequests:
         raise ServiceError(NAMESPACE_REFUSED, f"namespace {name!r} is changed by too many at once: try again")
 
     async def _drop(self, request: NamespaceDrop, _asked: str) -> NamespaceChange:
-        await self._controller.seat.wait_sure()
+        await self._seat.wait_sure()
         name = Namespace(check_namespace(request.name))
         row = self._namespaces.row(name)
         if row is None:
@@ -152,11 +174,11 @@ class NamespaceRequests:
                     row.value.model_copy(update={"state": NamespaceState.DROPPING}), row.revision
                 )
         is_gone = await self._wait(lambda: self._namespaces.record(name) is None)
-        unfinished = len(self._controller.steward.unfinished(name))
+        unfinished = len(self._steward.unfinished(name))
         return NamespaceChange(done=is_gone, record=self._namespaces.record(name), unfinished=unfinished)
 
     def _check_unused(self, name: Namespace) -> None:
-        unfinished = self._controller.steward.unfinished(name)
+        unfinished = self._steward.unfinished(name)
         if unfinished:
             some = ", ".join(key.job_id for key in unfinished[:_NAMED_JOBS])
             more = f" and {len(unfinished) - _NAMED_JOBS} more" if len(unfinished) > _NAMED_JOBS else ""
@@ -167,13 +189,13 @@ class NamespaceRequests:
             )
 
     async def _list(self, _request: Done, _asked: str) -> NamespaceList:
-        await self._controller.seat.wait_sure()
+        await self._seat.wait_sure()
         counts = await self._counts()
-        share = sum(self._controller.store.shares.values())
+        share = sum(self._store.shares.values())
         found = []
         for record in self._namespaces.records():
             waiting, running = counts.get(record.name, (0, 0))
-            used = await used_bytes(self._controller.bus, record.name)
+            used = await used_bytes(self._bus, record.name)
             found.append(
                 NamespaceStatus(
                     record=record, waiting_jobs=waiting, running_jobs=running, store_used=used, store_share=share
@@ -183,7 +205,7 @@ class NamespaceRequests:
 
     async def _counts(self) -> dict[Namespace, tuple[int, int]]:
         """{namespace: (jobs that wait, jobs that run)}."""
-        pace, books = self._requests.pace(), self._controller.books
+        pace, books = present_pace(), self._books
         counts: dict[Namespace, tuple[int, int]] = {}
         for key in books.keys():  # noqa: SIM118 - it is no dict
             await pace.step()

@@ -43,6 +43,11 @@ class Pace:
 _present: ContextVar[Pace] = ContextVar("the pace of the request that this task answers")
 
 
+def present_pace() -> Pace:
+    """The pace of the request which the present task answers."""
+    return _present.get()
+
+
 class Requests:
     """The requests of all namespaces. Heartbeats and what workers tell do not come this way, and wait for none of it."""
 
@@ -68,11 +73,6 @@ class Requests:
         if not self._lines.enter(line, _Request(answer, refuse), size=size, now=time.monotonic()):
             raise _busy(line)
         self._wake.set()
-
-    @staticmethod
-    def pace() -> Pace:
-        """That of the request which the present task answers."""
-        return _present.get()
 
     async def wait_turn(self, namespace: str, number: int) -> None:
         """Return when the request of that number may go on."""

@@ -15,26 +15,23 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fluster_bus.core.errors import NoRespondersError, RevisionConflictError, StreamNotFoundError
 from fluster_bus.messages import JobRecord, Namespace, NamespaceRecord, NamespaceState, TaskRecord
-from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.feeds import CaughtUp
 from fluster_bus.storage.streams import namespaces_table, records_table
 from fluster_bus.storage.tables import Row, Table
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
-    from fluster_services.controller.controller import Controller
 
 log = logging.getLogger(__name__)
 
 SERVED = (NamespaceState.ACTIVE, NamespaceState.DROPPING)
-_STREAM_PATIENCE_S = 5.0
 
 
 class RecordTables(dict[Namespace, Table[JobRecord | TaskRecord]]):
@@ -51,6 +48,31 @@ class RecordTables(dict[Namespace, Table[JobRecord | TaskRecord]]):
         return records_table(self._bus, namespace)
 
 
+class NamespaceWork(Protocol):
+    """What a controller does for the namespaces that it serves."""
+
+    def on_namespace(self, record: NamespaceRecord, /) -> None:
+        """The record of a namespace is new, or has changed."""
+
+    def on_namespace_gone(self, namespace: Namespace, /) -> None:
+        """The record of a namespace was taken away."""
+
+    async def load_namespace(self, namespace: Namespace, /) -> None:
+        """Learn what is needed to read the records. Raises NoRespondersError, StreamNotFoundError."""
+
+    async def watch_records(self, namespace: Namespace, read: asyncio.Event, /) -> None:
+        """Keep up with the records, until cancelled; `read` is set when all that were there are read."""
+
+    async def lead_namespace(self, namespace: Namespace, tasks: asyncio.TaskGroup, /) -> None:
+        """Begin to publish, hear and keep clean what belongs to the namespace, once this controller leads."""
+
+    def follow_up_all(self, namespace: Namespace, /) -> None:
+        """Act upon all records of the namespace as they are now."""
+
+    def forget_namespace(self, namespace: Namespace, /) -> None:
+        """The namespace is not served any more: nothing is kept of it."""
+
+
 @dataclass
 class _Served:
     """What runs for one namespace."""
@@ -63,9 +85,10 @@ class _Served:
 class NamespaceSet:
     """The namespaces of the cluster, and what this controller runs for each."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-        self._table = namespaces_table(controller.bus)
+    def __init__(self, bus: Bus, work: NamespaceWork) -> None:
+        self._bus = bus
+        self._work = work
+        self._table = namespaces_table(bus)
         self._rows: dict[Namespace, Row[NamespaceRecord]] = {}
         self._gone: dict[Namespace, int] = {}  # {namespace: the revision at which it was taken away}
         self._served: dict[Namespace, _Served] = {}
@@ -75,8 +98,7 @@ class NamespaceSet:
         self._making: set[Namespace] = set()  # those of which this controller makes the streams
         self._tasks: asyncio.TaskGroup | None = None
         self._changed = asyncio.Condition()
-        self.tables = RecordTables(controller.bus)  # of those that are served
-        self.on_changed: list[Callable[[NamespaceRecord], None]] = []  # told of each record that is new or has changed
+        self.tables = RecordTables(bus)  # of those that are served
 
     # ---- what others ask --------------------------------------------------------------------------------
 
@@ -130,15 +152,17 @@ class NamespaceSet:
 
     # ---- beginning --------------------------------------------------------------------------------------
 
-    async def begin(self) -> None:
-        """Learn which namespaces there are, and make those that this controller was started with. Raises StorageError."""
-        controller = self._controller
+    async def begin(self, given: Iterable[Namespace], make: Callable[[], Awaitable[None]]) -> None:
+        """Learn which namespaces there are, and make those `given` to this controller that are new.
+
+        `make()` makes the streams that are missing. Raises StorageError.
+        """
         self._rows = {row.value.name: row for row in await self._table.rows()}
-        seeds = await asyncio.gather(*(self._seed(each) for each in controller.config.namespaces))
+        seeds = await asyncio.gather(*(self._seed(each) for each in given))
         mine = [row for row in seeds if row is not None]
         self._making = {row.value.name for row in mine}
         try:
-            await controller.store.divide()
+            await make()
             await asyncio.gather(*(self._finish_seed(row) for row in mine))
         finally:
             self._making.clear()
@@ -231,8 +255,7 @@ class NamespaceSet:
             self._open(namespace)
         else:
             self._close(namespace)
-        for tell in self.on_changed:
-            tell(row.value)
+        self._work.on_namespace(row.value)
         self._tell()
 
     def on_gone(self, namespace: Namespace, revision: int) -> None:
@@ -244,7 +267,7 @@ class NamespaceSet:
         self._rows.pop(namespace, None)
         self._ends.pop(namespace, None)
         self._close(namespace)
-        self._controller.on_namespace_gone(namespace)
+        self._work.on_namespace_gone(namespace)
         self._tell()
 
     def on_job_ended(self, namespace: Namespace) -> None:
@@ -259,7 +282,7 @@ class NamespaceSet:
         (self._making.add if is_made else self._making.discard)(namespace)
 
     def _tell(self) -> None:
-        self._controller.bus.spawn(self._notify(), "word of a namespace")
+        self._bus.spawn(self._notify(), "word of a namespace")
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -291,26 +314,19 @@ class NamespaceSet:
 
     async def _serve(self, namespace: Namespace, served: _Served, before: list[asyncio.Task[None]]) -> None:
         """Keep up with a namespace's records, and act on them once this controller leads, until cancelled."""
-        controller = self._controller
         try:
             if before:
                 await asyncio.wait(before)  # the namespace of this name that was there before may be among them
             async with asyncio.TaskGroup() as tasks:
-                await retried(
-                    lambda _left_s: controller.events.load(namespace),
-                    on=(NoRespondersError,),
-                    timeout_s=_STREAM_PATIENCE_S,
-                )
-                self.tables[namespace] = records_table(controller.bus, namespace)
-                controller.seat.add(namespace)
+                await self._work.load_namespace(namespace)
+                self.tables[namespace] = records_table(self._bus, namespace)
                 read = asyncio.Event()
-                tasks.create_task(controller.watch_records(namespace, read))
+                tasks.create_task(self._work.watch_records(namespace, read))
                 await read.wait()
                 served.opened.set()
-                await controller.seat.wait_led(namespace)
-                await controller.lead_namespace(namespace, tasks)
+                await self._work.lead_namespace(namespace, tasks)
                 self._led.add(namespace)
-                controller.follow_up_all(namespace)
+                self._work.follow_up_all(namespace)
                 served.led.set()
                 self._tell()
         except* (StreamNotFoundError, NoRespondersError) as errors:
@@ -320,6 +336,6 @@ class NamespaceSet:
         finally:
             self._led.discard(namespace)
             self.tables.pop(namespace, None)
-            controller.forget_namespace(namespace)
+            self._work.forget_namespace(namespace)
             served.opened.set()
             served.led.set()

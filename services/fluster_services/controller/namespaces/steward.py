@@ -18,9 +18,14 @@ from fluster_bus.running.coroutines import TimeSlices
 from fluster_services import lifecycle
 
 if TYPE_CHECKING:
+    from fluster_bus.connection.bus import Bus
     from fluster_bus.storage.tables import Row
-    from fluster_services.controller.controller import Controller
-    from fluster_services.controller.state.books import JobKey
+    from fluster_services.controller.leading.record_writer import RecordWriter
+    from fluster_services.controller.leading.seat import Seat
+    from fluster_services.controller.leading.store_setup import StoreSetup
+    from fluster_services.controller.namespaces.namespaces import NamespaceSet
+    from fluster_services.controller.namespaces.server_users import ServerUsers
+    from fluster_services.controller.state.books import Books, JobKey
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +37,24 @@ _KEPT_REFUSALS = 1_000
 class Steward:
     """Brings each namespace to where its record says that it is to be."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-        self._namespaces = controller.namespaces
+    def __init__(
+        self,
+        bus: Bus,
+        seat: Seat,
+        *,
+        namespaces: NamespaceSet,
+        store: StoreSetup,
+        books: Books,
+        writer: RecordWriter,
+        server_users: ServerUsers | None,
+    ) -> None:
+        self._bus = bus
+        self._seat = seat
+        self._namespaces = namespaces
+        self._store = store
+        self._books = books
+        self._writer = writer
+        self._server_users = server_users
         self._working: dict[Namespace, asyncio.Task[None]] = {}
         self._refusals: dict[tuple[Namespace, str], str] = {}  # {(namespace, request to add it): why it was not}
         self._faults = FaultLog(log)
@@ -45,7 +65,7 @@ class Steward:
 
     def unfinished(self, namespace: Namespace) -> list[JobKey]:
         """The jobs of a namespace that have not ended."""
-        return self._controller.books.open_jobs(namespace)
+        return self._books.open_jobs(namespace)
 
     async def run(self) -> None:
         """Complete what is begun, until cancelled."""
@@ -65,7 +85,7 @@ class Steward:
 
     async def _complete(self, namespace: Namespace) -> None:
         while (row := self._namespaces.row(namespace)) is not None and row.value.state is not NamespaceState.ACTIVE:
-            await self._controller.seat.wait_sure()
+            await self._seat.wait_sure()
             try:
                 match row.value.state:
                     case NamespaceState.ADDING:
@@ -78,7 +98,7 @@ class Steward:
                 await self._read_again(namespace)
             except BusError as error:
                 self._faults.warning("namespace %s stays %s for now: %s", namespace, row.value.state, error)
-                await self._controller.bus.wait_connected()
+                await self._bus.wait_connected()
                 await asyncio.sleep(_PAUSE_S)
 
     async def _read_again(self, namespace: Namespace) -> None:
@@ -92,7 +112,7 @@ class Steward:
         namespace = row.value.name
         self._namespaces.making(namespace, is_made=True)
         try:
-            await self._controller.store.divide()
+            await self._store.divide()
             await self._move(row, NamespaceState.ACTIVE)
         except StorageTimeoutError:
             raise  # whether there is room is not known yet
@@ -107,7 +127,7 @@ class Steward:
 
     async def _end_jobs(self, row: Row[NamespaceRecord]) -> None:
         """Have its jobs stopped, and return when none is left, or when something else is wanted of it."""
-        namespace, controller, slices = row.value.name, self._controller, TimeSlices()
+        namespace, slices = row.value.name, TimeSlices()
         await self._namespaces.wait_changed(lambda: self._namespaces.is_acted_on(namespace) or self._is_past(row))
         while True:
             ends = self._namespaces.ends(namespace)
@@ -116,12 +136,12 @@ class Steward:
                 break
             for key in unfinished:
                 await slices.step()
-                entry = controller.books.get(key)
+                entry = self._books.get(key)
                 if entry is None or entry.job is None:
                     continue
                 killed = lifecycle.request_job_kill(entry.job.value, reason=f"namespace {namespace} is dropped")
                 if killed is not None:
-                    await controller.write(killed, entry.job.revision)
+                    await self._writer.write(killed, entry.job.revision)
             await self._namespaces.wait_changed(
                 lambda ends=ends: self._namespaces.ends(namespace) != ends or self._is_past(row)  # type: ignore[misc]
             )
@@ -140,8 +160,8 @@ class Steward:
         await self._namespaces.wait_changed(
             lambda: not self._namespaces.is_served(namespace) and not self._namespaces.is_closing
         )
-        await delete_namespace(self._controller.bus, namespace)
-        if (users := self._controller.config.server_users) is not None:
+        await delete_namespace(self._bus, namespace)
+        if (users := self._server_users) is not None:
             users.forget(namespace)  # first: who adds it anew has them let in after that
         await self._namespaces.remove(row)
         log.info("namespace %s is gone", namespace)
@@ -150,7 +170,7 @@ class Steward:
     async def _divide_again(self) -> None:
         """What it had is the others' now."""
         try:
-            await self._controller.store.divide()
+            await self._store.divide()
         except StorageError as error:
             log.warning("the room that a namespace had is left to the next start of a controller: %s", error)
 

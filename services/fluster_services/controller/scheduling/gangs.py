@@ -20,7 +20,15 @@ from fluster_services.controller.scheduling.order import Place, place_in_line
 from fluster_services.controller.state.books import JobEntry, JobKey
 
 if TYPE_CHECKING:
-    from fluster_services.controller.controller import Controller
+    from fluster_bus.connection.bus import Bus
+    from fluster_services.config import Timing
+    from fluster_services.controller.leading.record_writer import RecordWriter
+    from fluster_services.controller.leading.seat import Seat
+    from fluster_services.controller.scheduling.dispatch import Dispatch
+    from fluster_services.controller.scheduling.waits import Waits
+    from fluster_services.controller.state.books import Books
+    from fluster_services.controller.state.dirty_jobs import DirtyJobs
+    from fluster_services.controller.state.roster import Roster
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +60,28 @@ class WaitingGang:
 class Gangs:
     """The gangs that wait. What follows from their holds is decided from the records alone, see fluster_services.gangs."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
+    def __init__(
+        self,
+        bus: Bus,
+        seat: Seat,
+        *,
+        books: Books,
+        roster: Roster,
+        waits: Waits,
+        dispatch: Dispatch,
+        writer: RecordWriter,
+        dirty: DirtyJobs,
+        timing: Timing,
+    ) -> None:
+        self._bus = bus
+        self._seat = seat
+        self._books = books
+        self._roster = roster
+        self._waits = waits
+        self._dispatch = dispatch
+        self._writer = writer
+        self._dirty = dirty
+        self._timing = timing
         self._waiting: dict[JobKey, WaitingGang] = {}
         self._pausing: dict[JobKey, asyncio.TimerHandle] = {}  # {gang with a task whose backoff is not over: its end}
         self._gathering: tuple[JobKey, int] | None = None  # (gang, epoch)
@@ -80,10 +108,10 @@ class Gangs:
 
     def on_job_changed(self, key: JobKey) -> None:
         """Records of a job have changed."""
-        entry = self._controller.books.get(key)
+        entry = self._books.get(key)
         if entry is None or entry.job is None or not entry.job.value.request.gang:
             self._waiting.pop(key, None)
-            self._controller.dispatch.remove_gang(key)
+            self._dispatch.remove_gang(key)
             return
         job, tasks = entry.job.value, entry.task_records()
         if self._gathering is not None and self._gathering[0] == key:
@@ -97,12 +125,12 @@ class Gangs:
             )
             self._pause(key, tasks)
             if key not in self._pausing:
-                self._controller.dispatch.add_gang(gang.place, need, gang.count)
+                self._dispatch.add_gang(gang.place, need, gang.count)
                 self._wake.set()
         elif is_over or not self.is_gathering(key):
             self._waiting.pop(key, None)
         if is_over or gangs.has_started(job, tasks):
-            self._controller.dispatch.remove_gang(key)  # one that is only held keeps its place
+            self._dispatch.remove_gang(key)  # one that is only held keeps its place
 
     def on_room(self) -> None:
         """Some worker has room again."""
@@ -113,7 +141,7 @@ class Gangs:
         timer = self._pausing.pop(key, None)
         if timer is not None:
             timer.cancel()
-        waits, now = self._controller.waits, time.monotonic()
+        waits, now = self._waits, time.monotonic()
         pause_s = max(waits.pause_s(key, task, now=now) for task in tasks)
         if pause_s:
             self._pausing[key] = asyncio.get_running_loop().call_later(pause_s, self._resume, key)
@@ -129,8 +157,8 @@ class Gangs:
             return
         for task in tasks:
             if task.epoch >= epoch or task.state.finished():
-                self._controller.dispatch.on_no_offer(key, task.task)
-        if not self._controller.dispatch.is_offered(key):
+                self._dispatch.on_no_offer(key, task.task)
+        if not self._dispatch.is_offered(key):
             del self._out_since[key]
 
     def _note_recorded(self, tasks: list[TaskRecord], epoch: int) -> None:
@@ -157,12 +185,12 @@ class Gangs:
     async def _find(self) -> tuple[WaitingGang, list[WorkerId]] | None:
         """The first gang for which there is room, and a worker for each of its tasks. There may be thousands of gangs."""
         slices, workers_free = TimeSlices(), None
-        for gang in sorted(self._waiting.values(), key=lambda gang: self._controller.dispatch.turn(gang.place)):
+        for gang in sorted(self._waiting.values(), key=lambda gang: self._dispatch.turn(gang.place)):
             if await slices.step():
                 workers_free = None
             if workers_free is None:
                 # Before it is planned: what was planned holds only as long as no record changes.
-                await self._controller.seat.wait_sure()
+                await self._seat.wait_sure()
                 workers_free = self._workers_free()
             workers = self._plan(gang, workers_free)
             if workers is not None:
@@ -170,17 +198,17 @@ class Gangs:
         return None
 
     def _workers_free(self) -> list[tuple[WorkerId, Capacity]]:
-        views = [(WorkerId(view.name), view.free) for view in self._controller.roster.views()]
+        views = [(WorkerId(view.name), view.free) for view in self._roster.views()]
         return [each for each in views if each[0] not in self._left_out]
 
     def _plan(self, gang: WaitingGang, workers_free: list[tuple[WorkerId, Capacity]]) -> list[WorkerId] | None:
         """A worker for each task; None when the gang has to wait."""
-        entry = self._controller.books.get(gang.key)
+        entry = self._books.get(gang.key)
         if entry is None or entry.job is None or not gangs.is_waiting(entry.job.value, entry.task_records()):
             return None
         if gang.key in self._pausing:
             return None
-        dispatch = self._controller.dispatch
+        dispatch = self._dispatch
         if not dispatch.has_quota(gang.place, gang.need, gang.count):
             return None
         spared = {*dispatch.spared(gang.place), *dispatch.unfit(gang.key)}
@@ -189,17 +217,17 @@ class Gangs:
         return workers if len(workers) == gang.count else None
 
     async def _gather(self, gang: WaitingGang, workers: list[WorkerId]) -> None:
-        entry = self._controller.books.get(gang.key)
+        entry = self._books.get(gang.key)
         if entry is None or entry.job is None:
             return
         epoch = max(entry.job.value.epoch, *(row.value.epoch for row in entry.tasks.values())) + 1
         self._gathering = (gang.key, epoch)
         self._out_since[gang.key] = epoch
-        self._controller.dispatch.on_gathering(gang.key)
+        self._dispatch.on_gathering(gang.key)
         self._recorded.clear()
         try:
             if await self._offer_all(entry, epoch, workers):
-                self._controller.dispatch.on_gathered(gang.key)
+                self._dispatch.on_gathered(gang.key)
                 for worker_id in workers:
                     self._left_out_s.pop(worker_id, None)
                 async with asyncio.timeout(_RECORDED_TIMEOUT_S):
@@ -213,7 +241,7 @@ class Gangs:
         """From here on the records decide: go when all are held, and else off, which lets the workers release."""
         self._gathering = None
         self.on_job_changed(key)
-        self._controller.mark(key)
+        self._dirty.mark(key)
 
     async def _offer_all(self, entry: JobEntry, epoch: int, workers: list[WorkerId]) -> bool:
         """Whether every task was claimed. At the first that was not, no more are offered."""
@@ -228,10 +256,10 @@ class Gangs:
                 is_offered = not refused
                 if is_offered and await self._claimed(row, epoch, worker_id):
                     return
-                self._controller.dispatch.on_no_offer(key, row.value.task)
+                self._dispatch.on_no_offer(key, row.value.task)
                 if is_offered:
                     refused = True
-                    if worker_id not in self._controller.dispatch.unfit(key):
+                    if worker_id not in self._dispatch.unfit(key):
                         self._leave_out(worker_id)
                     self._end_gathering(key)  # at once, though others may not have answered yet
 
@@ -245,10 +273,10 @@ class Gangs:
         offer = Offer.of(task, row.revision, epoch=epoch)
         subject = subjects.worker_verb(worker_id, "offer")
         try:
-            answer = await self._controller.bus.request(subject, offer.to_json(), timeout_s=_OFFER_TIMEOUT_S)
+            answer = await self._bus.request(subject, offer.to_json(), timeout_s=_OFFER_TIMEOUT_S)
             reply = OfferReply.from_json(answer.data)
             if reply.unfit:
-                self._controller.dispatch.note_unfit(JobKey(task.namespace, task.job_id), reply)
+                self._dispatch.note_unfit(JobKey(task.namespace, task.job_id), reply)
             return reply.accepted
         except NoRespondersError:
             return False
@@ -260,7 +288,7 @@ class Gangs:
         earlier = self._left_out.pop(worker_id, None)
         if earlier is not None:
             earlier.cancel()
-        registered = self._controller.roster.workers
+        registered = self._roster.workers
         self._left_out_s = {each: before for each, before in self._left_out_s.items() if each in registered}
         pause_s = min(2 * self._left_out_s.get(worker_id, _LEFT_OUT_S / 2), _LONGEST_LEFT_OUT_S)
         self._left_out_s[worker_id] = pause_s
@@ -274,7 +302,7 @@ class Gangs:
 
     async def give_up_misfits(self) -> None:
         """Write the end of gangs that all registered workers together have had no room for, empty, for long enough."""
-        totals, dispatch, slices = self._controller.roster.totals(), self._controller.dispatch, TimeSlices()
+        totals, dispatch, slices = self._roster.totals(), self._dispatch, TimeSlices()
         now, misfits = time.monotonic(), dict[JobKey, int]()
         for waiting in list(self._waiting.values()) if totals else []:
             await slices.step()
@@ -283,7 +311,7 @@ class Gangs:
                 misfits[waiting.key] = fitting
         self._misfit_since = {key: self._misfit_since.get(key, now) for key in misfits}
         for key, since in self._misfit_since.items():
-            entry = self._controller.books.get(key)
+            entry = self._books.get(key)
             row = entry.tasks.get(0) if entry is not None else None
             gang = self._waiting.get(key)
             if row is None or gang is None:
@@ -293,13 +321,13 @@ class Gangs:
             if unfit and len(gangs.assign(gang.need, gang.count, totals)) == gang.count:
                 reason = dispatch.why_unfit(key)
                 given_up = lifecycle.refuse(row.value, now=time.time(), reason=reason)
-            elif now - since < self._controller.config.timing.unschedulable_after_s:
+            elif now - since < self._timing.unschedulable_after_s:
                 continue
             else:
                 reason = f"{need}; all {len(totals)} workers together, empty, fit {misfits[key]}"
                 given_up = lifecycle.give_up(row.value, now=time.time(), reason=reason)
             if given_up is not None:  # the end of one is the end of all
-                await self._controller.write_verdicts([(given_up, row.revision)])
+                await self._writer.write_verdicts([(given_up, row.revision)])
 
 
 def _without(totals: list[tuple[WorkerId, Capacity]], left_out: Container[WorkerId]) -> list[tuple[WorkerId, Capacity]]:

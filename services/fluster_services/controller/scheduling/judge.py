@@ -15,7 +15,17 @@ from fluster_bus.messages.parts.wire_range import SPOKEN
 from fluster_services import capacity, lifecycle
 
 if TYPE_CHECKING:
-    from fluster_services.controller.controller import Controller
+    from fluster_bus.connection.bus import Bus
+    from fluster_bus.messages import WorkerInfo
+    from fluster_bus.storage.tables import Table
+    from fluster_services.config import Timing
+    from fluster_services.controller.leading.record_writer import RecordWriter
+    from fluster_services.controller.leading.seat import Seat
+    from fluster_services.controller.scheduling.dispatch import Dispatch
+    from fluster_services.controller.scheduling.gangs import Gangs
+    from fluster_services.controller.state.books import Books
+    from fluster_services.controller.state.roster import Roster
+    from fluster_services.controller.state.vm_troubles import VMTroubles
 
 log = logging.getLogger(__name__)
 
@@ -23,20 +33,40 @@ log = logging.getLogger(__name__)
 class Judge:
     """Whom the controller believes to live."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-        self._timing = controller.config.timing
-        self._roster = controller.roster
+    def __init__(
+        self,
+        bus: Bus,
+        seat: Seat,
+        *,
+        books: Books,
+        roster: Roster,
+        workers: Table[WorkerInfo],
+        vm_troubles: VMTroubles,
+        dispatch: Dispatch,
+        gangs: Gangs,
+        writer: RecordWriter,
+        timing: Timing,
+    ) -> None:
+        self._bus = bus
+        self._seat = seat
+        self._books = books
+        self._roster = roster
+        self._workers = workers  # the table in which they are registered
+        self._vm_troubles = vm_troubles
+        self._dispatch = dispatch
+        self._gangs = gangs
+        self._writer = writer
+        self._timing = timing
 
     async def run(self) -> None:
         """Judge at each beat's interval, until cancelled."""
-        bus = self._controller.bus
+        bus = self._bus
         bus.on_reconnect(lambda: self._roster.liveness.on_interruption(now=time.monotonic()))
         # Nobody was heard by this controller while another led, or none did.
         self._roster.liveness.on_interruption(now=time.monotonic())
         await bus.serve(subjects.heartbeats(), Heartbeat, self._on_heartbeat, concurrency=256)
-        await self._controller.vm_troubles.listen(bus)
-        await bus.subscribe(subjects.capacity(), lambda _delivery: self._controller.dispatch.on_room())
+        await self._vm_troubles.listen(bus)
+        await bus.subscribe(subjects.capacity(), lambda _delivery: self._dispatch.on_room())
         while True:
             started = time.monotonic()
             await asyncio.sleep(self._timing.heartbeat_s)
@@ -44,17 +74,17 @@ class Judge:
                 # This process itself was stopped, or the machine slept: it heard nobody, and may judge nobody for it.
                 self._roster.liveness.on_interruption(now=time.monotonic())
             if bus.connected:
-                await self._controller.seat.wait_sure()
+                await self._seat.wait_sure()
                 await self._judge_workers()
                 await self._give_up_misfits()
-                await self._controller.gangs.give_up_misfits()
+                await self._gangs.give_up_misfits()
 
     # ---- workers ----------------------------------------------------------------------------------------
 
     async def _on_heartbeat(self, beat: Heartbeat, _subject: str) -> HeartbeatReply:
-        await self._controller.seat.wait_led_since()  # a beat that only a deposed leader heard was not heard
+        await self._seat.wait_led_since()  # a beat that only a deposed leader heard was not heard
         if self._roster.on_beat(beat.worker_id, now=time.monotonic(), free=beat.free):
-            self._controller.dispatch.on_room()
+            self._dispatch.on_room()
         return HeartbeatReply(registered=beat.worker_id in self._roster.workers, wire=SPOKEN)
 
     def on_held(self, worker_id: WorkerId) -> None:
@@ -62,16 +92,16 @@ class Judge:
         self._roster.liveness.expect(worker_id, now=time.monotonic())
 
     async def _judge_workers(self) -> None:
-        books, workers = self._controller.books, self._roster.workers
+        books, workers = self._books, self._roster.workers
         for worker_id in self._roster.take_lost(now=time.monotonic()):
             log.warning("worker %s is lost, with %d tasks", worker_id, len(books.held_by(worker_id)))
         # Each time anew, not once: a write may fail, because another was first or the bus was away.
         for worker_id in self._roster.dead():
             reason = f"worker {worker_id} was not heard for {self._roster.liveness.timeout_s(worker_id):g} s"
-            await self._controller.write_verdicts(self._roster.lost_tasks(worker_id, now=time.time(), reason=reason))
+            await self._writer.write_verdicts(self._roster.lost_tasks(worker_id, now=time.time(), reason=reason))
             if worker_id in workers and not self._roster.liveness.is_alive(worker_id):
                 try:
-                    await self._controller.workers_table.delete(worker_id)
+                    await self._workers.delete(worker_id)
                 except BusError as error:
                     log.info("the lost worker %s is taken from the table later: %s", worker_id, error)
 
@@ -84,13 +114,13 @@ class Judge:
                 free=self._roster.liveness.free(worker_id),
                 alive=self._roster.liveness.is_alive(worker_id),
                 silent_for_s=round(self._roster.liveness.silent_for_s(worker_id, now=now), 3),
-                running=len(self._controller.books.held_by(worker_id)),
+                running=len(self._books.held_by(worker_id)),
             )
 
     # ---- tasks that never fit ---------------------------------------------------------------------------
 
     async def _give_up_misfits(self) -> None:
-        scheduler = self._controller.dispatch.scheduler
+        scheduler = self._dispatch.scheduler
         now = time.monotonic()
         self._roster.note_misfits(scheduler.needs(), now=now)
         totals = [(str(worker_id), total) for worker_id, total in self._roster.totals()]
@@ -102,15 +132,15 @@ class Judge:
             reason = capacity.misfit(need, totals)
             misfit = []
             for key, task in scheduler.waiting_for(need):
-                entry = self._controller.books.get(key)
+                entry = self._books.get(key)
                 row = entry.tasks.get(task) if entry is not None else None
                 if row is None:
                     continue
                 if is_unfit:
-                    why = self._controller.dispatch.why_unfit(key)
+                    why = self._dispatch.why_unfit(key)
                     given_up = lifecycle.refuse(row.value, now=time.time(), reason=why)
                 else:
                     given_up = lifecycle.give_up(row.value, now=time.time(), reason=reason)
                 if given_up is not None:
                     misfit.append((given_up, row.revision))
-            await self._controller.write_verdicts(misfit)
+            await self._writer.write_verdicts(misfit)

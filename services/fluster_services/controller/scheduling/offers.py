@@ -14,7 +14,11 @@ from fluster_services.controller.scheduling.dispatch import Ask, Dispatch
 from fluster_services.controller.scheduling.order import Place
 
 if TYPE_CHECKING:
-    from fluster_services.controller.controller import Controller
+    from fluster_bus.connection.bus import Bus
+    from fluster_services.config import Timing
+    from fluster_services.controller.leading.seat import Seat
+    from fluster_services.controller.state.books import Books
+    from fluster_services.controller.state.roster import Roster
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +30,17 @@ _TAKEN_AT_ONCE = 4
 class Offers:
     """The dispatch's hands, and its clock."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
+    def __init__(
+        self, bus: Bus, seat: Seat, books: Books, roster: Roster, timing: Timing, *, on_room: Callable[[], None]
+    ) -> None:
+        """`on_room` is called when some worker has room again, for those that are not offered here: gangs."""
+        self.on_room = on_room
+        self._bus = bus
+        self._seat = seat
         self._wake = asyncio.Event()
-        timing = controller.config.timing
         self.dispatch = Dispatch(
-            controller.books,
-            controller.roster,
+            books,
+            roster,
             self,
             reserve_after_s=timing.reserve_after_s,
             unfit_retry_s=timing.unfit_retry_s,
@@ -46,9 +54,6 @@ class Offers:
 
     def on_dispatchable(self) -> None:
         self._wake.set()
-
-    def on_room(self) -> None:
-        self._controller.gangs.on_room()
 
     async def run(self) -> None:
         """Offer what waits, until cancelled."""
@@ -65,7 +70,7 @@ class Offers:
 
     async def _offer(self, place: Place, need: Capacity) -> None:
         try:
-            await self._controller.seat.wait_sure()
+            await self._seat.wait_sure()
             asking = self.dispatch.offer(place, need)
             ask = next(asking, None)
             while ask is not None:
@@ -76,14 +81,14 @@ class Offers:
                     ask = None
         except BusError as error:
             log.warning("the offer of %s.%d is made again: %s", place.job.job_id, place.task, error)
-            await self._controller.bus.wait_connected()
+            await self._bus.wait_connected()
             await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
             self.dispatch.on_unanswered(place, need)
 
     async def _answer(self, ask: Ask) -> OfferReply | None:
         """What a worker says to the offer; None when nobody listens."""
         try:
-            answer = await self._controller.bus.request(ask.subject, ask.offer.to_json(), timeout_s=_OFFER_TIMEOUT_S)
+            answer = await self._bus.request(ask.subject, ask.offer.to_json(), timeout_s=_OFFER_TIMEOUT_S)
         except NoRespondersError:
             return None
         return OfferReply.from_json(answer.data)

@@ -11,11 +11,11 @@ from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.core.fault_log import FaultLog
 from fluster_bus.messages import JobStatus, Namespace, Progress, ProgressReport, TaskRecord
 from fluster_services import lifecycle
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.books import Books, JobKey
 
 if TYPE_CHECKING:
-    from fluster_bus.connection.bus import Subscription
-    from fluster_services.controller.controller import Controller
+    from fluster_bus.connection.bus import Bus
+    from fluster_bus.connection.subscription import Subscription
 
 
 log = logging.getLogger(__name__)
@@ -24,22 +24,23 @@ log = logging.getLogger(__name__)
 class ProgressBoard:
     """The newest word of each task that a worker holds."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
+    def __init__(self, bus: Bus, books: Books) -> None:
+        self._bus = bus
+        self._books = books
         self._faults = FaultLog(log)
         self._told: dict[JobKey, dict[int, ProgressReport]] = {}
         self._heard: dict[Namespace, Subscription] = {}
 
     async def listen(self, namespace: Namespace) -> None:
         """Hear what workers tell of a namespace's tasks from now on."""
-        heard = await self._controller.bus.subscribe(subjects.watch_progress(namespace), self._on_report)
+        heard = await self._bus.subscribe(subjects.watch_progress(namespace), self._on_report)
         self._heard[namespace] = heard
 
     def forget(self, namespace: Namespace) -> None:
         """The namespace is not there any more."""
         heard = self._heard.pop(namespace, None)
         if heard is not None:
-            self._controller.bus.spawn(heard.unsubscribe(), f"end of the progress of namespace {namespace}")
+            self._bus.spawn(heard.unsubscribe(), f"end of the progress of namespace {namespace}")
         for key in [key for key in self._told if key.namespace == namespace]:
             del self._told[key]
 
@@ -52,7 +53,7 @@ class ProgressBoard:
 
     def _take(self, report: ProgressReport) -> None:
         key = JobKey(report.namespace, report.job_id)
-        entry = self._controller.books.get(key)
+        entry = self._books.get(key)
         row = entry.tasks.get(report.task) if entry is not None else None
         # Those alone that a record says are held, so that there are never more than what runs.
         if row is not None and _is_about(report, row.value):

@@ -42,14 +42,23 @@ from fluster_services.controller.namespaces.job_room import NoRoomForJobError
 from fluster_services.controller.rules import conflicts, dependencies
 from fluster_services.controller.rules.conflicts import Verdict
 from fluster_services.controller.rules.reconcile import why_attempt_is_over
-from fluster_services.controller.state.books import JobKey, record_key
+from fluster_services.controller.state.books import JobKey
 from fluster_services.controller.state.families import MAX_DEPTH
 from fluster_services.controller.state.slim_records import MAX_BODY_BYTES, weighs_more
 from fluster_services.controller.submissions.intake_room import IntakeRoom
 from fluster_services.daemon import StartOverError
 
 if TYPE_CHECKING:
-    from fluster_services.controller.controller import Controller
+    from fluster_bus.connection.bus import Bus
+    from fluster_services.controller.leading.event_log import EventLog
+    from fluster_services.controller.leading.record_writer import RecordTables, RecordWriter
+    from fluster_services.controller.leading.seat import Seat
+    from fluster_services.controller.namespaces.job_room import JobRooms
+    from fluster_services.controller.namespaces.namespaces import NamespaceSet
+    from fluster_services.controller.state.books import Books
+    from fluster_services.controller.state.dirty_jobs import DirtyJobs
+    from fluster_services.controller.sweeps.owners import Owners
+    from fluster_services.controller.sweeps.retention import RecordSweep
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +75,32 @@ _REMEMBERED = 50_000  # submissions whose fate is known without a look at the re
 class Intake:
     """The submit stream's reader."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
+    def __init__(
+        self,
+        bus: Bus,
+        seat: Seat,
+        *,
+        books: Books,
+        tables: RecordTables,
+        namespaces: NamespaceSet,
+        job_rooms: JobRooms,
+        writer: RecordWriter,
+        dirty: DirtyJobs,
+        events: EventLog,
+        owners: Owners,
+        retention: RecordSweep,
+    ) -> None:
+        self._bus = bus
+        self._seat = seat
+        self._books = books
+        self._tables = tables
+        self._namespaces = namespaces
+        self._job_rooms = job_rooms
+        self._writer = writer
+        self._dirty = dirty
+        self._events = events
+        self._owners = owners
+        self._retention = retention
         self._looked_at: OrderedDict[int, RefusedJob | None] = OrderedDict()  # {sequence: why it was refused}
         self._room = IntakeRoom(_RECORDED_AT_ONCE, _BYTES_AT_ONCE)
         self._unstored: dict[int, int] = {}  # {sequence: bytes of what is not recorded yet}
@@ -88,7 +121,7 @@ class Intake:
     async def run(self) -> None:
         """Record what is submitted, until cancelled."""
         room = self._room
-        bus = self._controller.bus
+        bus = self._bus
         self._settled_before = await retried(
             lambda _left_s: first_unsettled(bus), on=(StorageError,), timeout_s=_STREAM_TIMEOUT_S
         )
@@ -116,7 +149,7 @@ class Intake:
                 del self._in_hand[submission.sequence]
 
     async def _look_at(self, submission: Submission) -> None:
-        await self._controller.seat.wait_sure()
+        await self._seat.wait_sure()
         refused: RefusedJob | None = None
         try:
             message = await submission.message()
@@ -155,17 +188,17 @@ class Intake:
         if stored is None:
             return False
         job_id = stored.job_id or default_job_id(stored.name, submission.sequence)
-        row = await self._controller.records[Namespace(submission.namespace)].get(check_name("job id", job_id))
+        row = await self._tables[Namespace(submission.namespace)].get(check_name("job id", job_id))
         if row is not None and isinstance(row.value, JobRecord) and row.value.order == submission.sequence:
             return True
-        return not await is_waiting(self._controller.bus, submission.sequence)
+        return not await is_waiting(self._bus, submission.sequence)
 
     async def _record(self, submission: Submission, message: bytes) -> None:
         namespace = Namespace(submission.namespace)
-        why = self._controller.namespaces.why_closed(namespace)
+        why = self._namespaces.why_closed(namespace)
         if why is not None:
             raise UnknownNamespaceError(why)
-        if not self._controller.namespaces.is_acted_on(namespace):
+        if not self._namespaces.is_acted_on(namespace):
             raise _TooEarlyError(f"namespace {namespace} is being added")
         if submission.size > MAX_REQUEST_BYTES:
             raise MessageTooLargeError(
@@ -187,7 +220,7 @@ class Intake:
         if job_id == buckets.LEADER_KEY:
             raise InvalidNameError(f"invalid job id {job_id!r}: the cluster itself has that key; choose another")
         job = lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=time.time())
-        is_new = self._controller.books.get(JobKey(namespace, job_id)) is None
+        is_new = self._books.get(JobKey(namespace, job_id)) is None
         if is_new:
             self._check_launcher(job)
             self._check_owner(job)
@@ -195,44 +228,44 @@ class Intake:
             self._check_need(job)
             self._check_quota(job)
             await self._check_dependencies(job)
-            await self._controller.job_rooms.take(namespace, submission.size, request)
+            await self._job_rooms.take(namespace, submission.size, request)
         recorded: JobRecord | None = job
         try:
             with self._room_to_wait(job) if is_new else contextlib.nullcontext():
-                await self._create(job)
+                await self._writer.create(job)
         except KeyExistsError:
             recorded = await self._settle(submission, job)
         if recorded is None:
             return
         if lifecycle.is_recorded_later(recorded):
-            self._controller.mark(JobKey(namespace, job_id))
+            self._dirty.mark(JobKey(namespace, job_id))
             return
         self._room.leave_bytes(self._unstored.pop(submission.sequence, 0))  # of many tasks none needs them
         for task in lifecycle.each_new_task(recorded):
-            await self.record_task(task)
+            await self._writer.record_task(task)
 
     async def _settle(self, submission: Submission, job: JobRecord) -> JobRecord | None:
         """The record whose tasks are to be recorded, where the id of `job` is taken; None when there is nothing to do.
 
         Raises KeyExistsError, CircularDependencyError, TooManyReplacementsError, _ParkedError, BusError.
         """
-        table, key = self._controller.records[job.namespace], JobKey(job.namespace, job.job_id)
+        table, key = self._tables[job.namespace], JobKey(job.namespace, job.job_id)
         while True:
             row = await table.get(job.job_id)
             if row is None or not isinstance(row.value, JobRecord):
                 raise _TooEarlyError(f"the record of {job.job_id} was taken away at this moment")
-            self._controller.apply(row)
-            known, blocking = row.value, self._controller.books.unfinished(key)
+            self._writer.apply(row)
+            known, blocking = row.value, self._books.unfinished(key)
             match conflicts.judge(known, job, gone=blocking is None):
                 case Verdict.RECORDED:
                     await self._forget_replaced_tasks(known)
                     return known
                 case Verdict.DONE:
                     if known.request.submission != job.request.submission:  # another is kept instead of it
-                        self._controller.forget_secrets(job)
+                        self._writer.forget_secrets(job)
                     return None
                 case Verdict.REFUSE:
-                    self._controller.forget_secrets(job)
+                    self._writer.forget_secrets(job)
                     raise KeyExistsError(conflicts.refusal(known))
                 case Verdict.STOP:
                     await self._check_after(job, row)
@@ -242,7 +275,7 @@ class Intake:
                         raise _ParkedError
                     if marked is not None:
                         self._check_room(key)
-                        await self._controller.write(marked, row.revision)
+                        await self._writer.write(marked, row.revision)
                 case Verdict.REPLACE:
                     await self._check_after(job, row)
                     with self._room_to_wait(job):  # which was there just now
@@ -253,14 +286,14 @@ class Intake:
 
     async def _replace(self, job: JobRecord, row: Row[JobRecord | TaskRecord], known: JobRecord) -> JobRecord | None:
         """Write the job's record in the place of one that has ended; None when that has changed meanwhile."""
-        rows = await self._controller.records[job.namespace].rows(buckets.task_key_of_any(job.job_id))
+        rows = await self._tables[job.namespace].rows(subjects.task_key_of_any(job.job_id))
         tasks = [each.value for each in rows if isinstance(each.value, TaskRecord)]
         if conflicts.is_half_removed(known, tasks):
             # What its tasks told and tried is not known any more, so nothing can go on from there.
-            await self._controller.retention.removed(JobKey(job.namespace, job.job_id))
+            await self._retention.removed(JobKey(job.namespace, job.job_id))
             raise _TooEarlyError(f"the records of the job that had the id {job.job_id} are being removed")
         new = conflicts.successor(known, tasks, job)
-        return new if await self._controller.write(new, row.revision) else None
+        return new if await self._writer.write(new, row.revision) else None
 
     async def _check_after(self, job: JobRecord, row: Row[JobRecord | TaskRecord]) -> None:
         """Return when the job can wait for what it names, in the place of the one in `row`, which else stays unmarked."""
@@ -281,23 +314,23 @@ class Intake:
         ):
             known = row.value
             if isinstance(known, JobRecord) and known.replacement is not None and known.replacement.order == job.order:
-                await self._controller.write(conflicts.unmark(known), row.revision)
+                await self._writer.write(conflicts.unmark(known), row.revision)
             raise
 
     def _check_launcher(self, job: JobRecord) -> None:
         """Refuse what an attempt launched that has ended since: it could still run when the next one begins."""
-        launcher = self._controller.books.launcher(job.namespace, job.request)
+        launcher = self._books.launcher(job.namespace, job.request)
         why = why_attempt_is_over(job.request, launcher)
         if why is not None:
             raise LauncherEndedError(why)
 
     def _check_owner(self, job: JobRecord) -> None:
-        why = self._controller.owners.why_refused(job)
+        why = self._owners.why_refused(job)
         if why is not None:
             raise TooManyOwnersError(why)
 
     def _check_need(self, job: JobRecord) -> None:
-        books, need = self._controller.books, capacity.needed(job.request.resources)
+        books, need = self._books, capacity.needed(job.request.resources)
         if not books.has_need(job.namespace, need) and books.need_count(job.namespace) >= MAX_NEEDS:
             raise TooManyNeedsError(
                 f"resources: unfinished jobs of namespace {job.namespace!r} ask for {MAX_NEEDS:,} different ones, which is the most: "
@@ -307,7 +340,7 @@ class Intake:
     def _check_parent(self, job: JobRecord) -> None:
         parent = job.request.parent
         key = JobKey(job.namespace, job.job_id)
-        if parent is not None and not self._controller.books.may_launch(JobKey(job.namespace, parent), key):
+        if parent is not None and not self._books.may_launch(JobKey(job.namespace, parent), key):
             raise TooManyAncestorsError(
                 f"parent={parent!r}: {MAX_DEPTH} jobs were launched from within one another, which is the most, or "
                 f"{job.job_id!r} is above it itself: launch it with detached=True, or from a job further up"
@@ -318,7 +351,7 @@ class Intake:
         request = job.request
         need = capacity.needed(request.resources, job.namespace)
         count = request.replicas if request.gang else 1
-        why = self._controller.books.shares.why_never(job.namespace, need, count)
+        why = self._books.shares.why_never(job.namespace, need, count)
         if why is not None:
             raise QuotaExceededError(why)
 
@@ -334,14 +367,14 @@ class Intake:
 
     def _check_room_to_wait(self, job: JobRecord) -> None:
         """Refuse one job more than may wait at once."""
-        namespace, books = job.namespace, self._controller.books
+        namespace, books = job.namespace, self._books
         waiting = books.waiting(namespace) + self._entering.get(namespace, 0)
         why = books.shares.why_no_more_jobs(namespace, waiting)
         if why is not None:
             raise QuotaExceededError(why)
 
     def _check_circle(self, job: JobRecord) -> None:
-        books = self._controller.books
+        books = self._books
 
         def get(job_id: JobId) -> JobRecord | None:
             entry = books.get(JobKey(job.namespace, job_id))
@@ -355,8 +388,8 @@ class Intake:
         """Take away the records of tasks that only those had that had the job's id before; the others are overwritten."""
         if not job.earlier:
             return
-        table = self._controller.records[job.namespace]
-        for row in await table.rows(buckets.task_key_of_any(job.job_id)):
+        table = self._tables[job.namespace]
+        for row in await table.rows(subjects.task_key_of_any(job.job_id)):
             task = row.value
             if isinstance(task, TaskRecord) and task.order < job.order and task.task >= job.request.replicas:
                 with contextlib.suppress(RevisionConflictError):  # somebody else did
@@ -367,7 +400,7 @@ class Intake:
     def _check_room(self, key: JobKey) -> None:
         if key in self._parked:
             return
-        most = max(_MAX_PARKED // len(self._controller.records), 1)
+        most = max(_MAX_PARKED // len(self._tables), 1)
         waiting = sum(1 for each in self._parked if each.namespace == key.namespace)
         if waiting >= most or len(self._parked) >= _MAX_PARKED:
             raise TooManyReplacementsError(
@@ -390,7 +423,7 @@ class Intake:
 
     def _unpark(self, ended: JobKey) -> None:
         for key in self._blocking.pop(ended, ()):
-            blocking = self._controller.books.unfinished(key)
+            blocking = self._books.unfinished(key)
             if blocking is not None:
                 self._blocking.setdefault(blocking, set()).add(key)
             elif key in self._parked:
@@ -403,7 +436,7 @@ class Intake:
         if not job.request.after:
             return
         count = len(job.request.after)
-        if self._controller.books.dependency_count(job.namespace) + count > MAX_DEPENDENCIES:
+        if self._books.dependency_count(job.namespace) + count > MAX_DEPENDENCIES:
             raise TooManyDependenciesError(
                 f"after: jobs of namespace {job.namespace!r} that wait name {MAX_DEPENDENCIES:,} others in all, which is the "
                 f"most, and this one names {count:,} more: let one job wait for them, and the others for that one"
@@ -413,7 +446,7 @@ class Intake:
             await asyncio.wait(earlier)
 
         def unknown() -> str | None:
-            books = self._controller.books
+            books = self._books
             return dependencies.unknown(
                 job.request.after,
                 lambda job_id: books.get(JobKey(job.namespace, job_id)) is not None,
@@ -423,43 +456,19 @@ class Intake:
         if unknown() is None:
             return
         # What another controller took before it died comes again: only when that is settled it is sure that there is no such.
-        settled = await first_unsettled(self._controller.bus) >= job.order
+        settled = await first_unsettled(self._bus) >= job.order
         missing = unknown()
         if missing is not None:
             raise UnknownDependencyError(missing) if settled else _TooEarlyError(missing)
-
-    async def record_task(self, task: TaskRecord) -> None:
-        """Write the first record of a task, if it is not there yet. Raises BusError."""
-        table, key = self._controller.records[task.namespace], record_key(task)
-        while True:
-            try:
-                return await self._create(task)
-            except KeyExistsError:
-                row = await table.get(key)
-            if row is None or not isinstance(row.value, TaskRecord):
-                continue
-            if row.value.order >= task.order:
-                return None  # written before this controller, or the one before it, was stopped
-            first = conflicts.task_successor(row.value, task)
-            try:
-                revision = await table.update(key, first, row.revision)
-            except RevisionConflictError:
-                continue
-            return self._controller.apply(Row(key, first, revision))
-
-    async def _create(self, record: JobRecord | TaskRecord) -> None:
-        key = record_key(record)
-        revision = await self._controller.records[record.namespace].create(key, record)
-        self._controller.apply(Row(key, record, revision))
 
     def _refused(self, submission: Submission, data: bytes, reason: str, *, code: str = "") -> RefusedJob:
         reason = one_bounded_line(reason)
         self._faults.warning("submission %d to %s is refused: %s", submission.sequence, submission.subject, reason)
         job_id = _claimed_id(data)
-        for namespace in self._controller.records:
+        for namespace in self._tables:
             if submission.subject == subjects.jobs_submit(namespace):
                 event = refusal(submission.sequence, job_id or "refused", reason, now=time.time())
-                self._controller.events.refuse(namespace, event)
+                self._events.refuse(namespace, event)
         return RefusedJob(sequence=submission.sequence, job_id=job_id, reason=reason, code=code)
 
     # ---- who waits for a submission ---------------------------------------------------------------------
@@ -492,7 +501,7 @@ class Intake:
         while sequence not in self._looked_at:
             if sequence < self._settled_before:
                 return None  # by an earlier controller: the records tell what became of it
-            entry = self._controller.books.get(job)
+            entry = self._books.get(job)
             if entry is not None and entry.job is not None and entry.job.value.order == sequence:
                 return None
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -18,27 +18,28 @@ from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.submissions import is_waiting
 from fluster_services import lifecycle
 from fluster_services.controller.rules import conflicts
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.books import Books, JobKey
 
 if TYPE_CHECKING:
-    from fluster_services.controller.controller import Controller
+    from fluster_bus.connection.bus import Bus
+    from fluster_services.controller.leading.record_writer import RecordWriter
 
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 1_000
 
 
-async def settle_lost_submissions(controller: Controller) -> None:
+async def settle_lost_submissions(bus: Bus, books: Books, writer: RecordWriter) -> None:
     """Look once at each job, and complete what is missing of it."""
-    for number, key in enumerate(controller.books.keys()):
+    for number, key in enumerate(books.keys()):
         if number % _AT_ONCE == 0:
             await asyncio.sleep(0)
-        if _is_incomplete(controller, key):
-            await retried(functools.partial(_settle, controller, key), on=(BusError,), timeout_s=math.inf)
+        if _is_incomplete(books, key):
+            await retried(functools.partial(_settle, bus, books, writer, key), on=(BusError,), timeout_s=math.inf)
 
 
-def _is_incomplete(controller: Controller, key: JobKey) -> bool:
-    entry = controller.books.get(key)
+def _is_incomplete(books: Books, key: JobKey) -> bool:
+    entry = books.get(key)
     if entry is None or entry.job is None:
         return False
     job = entry.job.value
@@ -46,18 +47,18 @@ def _is_incomplete(controller: Controller, key: JobKey) -> bool:
     return job.replacement is not None or (lacks_tasks and not job.state.finished())
 
 
-async def _settle(controller: Controller, key: JobKey, _left_s: float) -> None:
-    entry = controller.books.get(key)
-    if entry is None or entry.job is None or not _is_incomplete(controller, key):
+async def _settle(bus: Bus, books: Books, writer: RecordWriter, key: JobKey, _left_s: float) -> None:
+    entry = books.get(key)
+    if entry is None or entry.job is None or not _is_incomplete(books, key):
         return
     row = entry.job
     job, awaited = row.value, row.value.replacement
-    if await is_waiting(controller.bus, job.order if awaited is None else awaited.order):
-        return  # whoever takes it in completes it
+    if await is_waiting(bus, job.order if awaited is None else awaited.order):
+        return  # it is completed when that is taken in
     log.warning("job %s of namespace %s is completed without what was submitted", key.job_id, key.namespace)
     if awaited is not None:
-        await controller.write(conflicts.unmark(job), row.revision)
+        await writer.write(conflicts.unmark(job), row.revision)
         return
     for task in lifecycle.new_tasks(job):
         if task.task not in entry.tasks:
-            await controller.intake.record_task(task)
+            await writer.record_task(task)

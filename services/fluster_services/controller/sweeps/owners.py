@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from fluster_bus.messages import JobRecord, Namespace, OwnerReply, OwnerRequest, TaskRecord
 from fluster_bus.storage.submissions import places
 from fluster_services import lifecycle
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.books import Books, JobKey
 from fluster_services.controller.sweeps.owner_leases import Owner, OwnerLeases
 
 if TYPE_CHECKING:
-    from fluster_services.controller.controller import Controller
+    from fluster_bus.connection.bus import Bus
+    from fluster_services.controller.leading.record_writer import RecordWriter
+    from fluster_services.controller.leading.seat import Seat
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +28,12 @@ _LATE_S = 2.0
 class Owners:
     """The programs that own jobs, and those jobs, as far as they have not ended."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-        self._leases = OwnerLeases(controller.config.timing.owner_lease_s)
+    def __init__(self, bus: Bus, seat: Seat, books: Books, writer: RecordWriter, *, lease_s: float) -> None:
+        self._bus = bus
+        self._seat = seat
+        self._books = books
+        self._writer = writer
+        self._leases = OwnerLeases(lease_s)
         self._jobs: dict[Owner, set[JobKey]] = {}
         self._owner_of: dict[JobKey, Owner] = {}
         self._wake = asyncio.Event()
@@ -71,7 +76,7 @@ class Owners:
             self._leases.on_end(owner)
             await self._end_jobs()
             # A controller that leads later does not know of this end: so it is told again until all is recorded.
-            order = await places(self._controller.bus)
+            order = await places(self._bus)
             self._leases.on_order(owner, order.last)
             is_any_coming = self._leases.may_come(owner, settled=order.settled)
         else:
@@ -81,7 +86,7 @@ class Owners:
 
     async def run(self) -> None:
         """Look who was silent for too long, until cancelled."""
-        bus, pause_s = self._controller.bus, min(self._leases.lease_s / _LOOKS_IN_A_LEASE, _LONGEST_PAUSE_S)
+        bus, pause_s = self._bus, min(self._leases.lease_s / _LOOKS_IN_A_LEASE, _LONGEST_PAUSE_S)
         bus.on_reconnect(self._on_interruption)
         self._on_interruption()
         while True:
@@ -95,14 +100,14 @@ class Owners:
             if time.monotonic() - started > pause_s + _LATE_S:
                 self._on_interruption()  # this process itself was stopped, or the machine slept
             if bus.connected:
-                await self._controller.seat.wait_sure()
+                await self._seat.wait_sure()
                 await self._end_jobs()
 
     def _on_interruption(self) -> None:
         self._leases.on_interruption(now=time.monotonic())
 
     async def _end_jobs(self) -> None:
-        books = self._controller.books
+        books = self._books
         for owner, reason in self._leases.over(now=time.monotonic()).items():
             ended = []
             for key in self._jobs.get(owner, ()):
@@ -114,4 +119,4 @@ class Owners:
                     ended.append((killed, entry.job.revision))
             if ended:
                 log.info("%d jobs are ended: %s", len(ended), reason)
-                await self._controller.write_verdicts(ended)
+                await self._writer.write_verdicts(ended)

@@ -18,12 +18,13 @@ from fluster_bus.storage.feeds import CaughtUp
 from fluster_bus.storage.registry import Registry
 from fluster_bus.storage.tables import Deleted, Row, Unreadable
 from fluster_services.controller.rules.reconcile import is_stale, last_attempt_over
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.books import Books, JobKey
 from fluster_services.controller.sweeps.endpoint_index import MAX_ENDPOINTS, EndpointIndex
 from fluster_services.controller.sweeps.unreadable_records import UnreadableRecords
 
 if TYPE_CHECKING:
-    from fluster_services.controller.controller import Controller
+    from fluster_services.controller.leading.event_log import EventLog
+    from fluster_services.controller.leading.seat import Seat
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +37,9 @@ _MARK_KEPT_S = 600.0
 @dataclass
 class _Namespace:
     registry: Registry
+    unreadable: UnreadableRecords
     index: EndpointIndex = field(default_factory=EndpointIndex)
     has_stale: asyncio.Event = field(default_factory=asyncio.Event)
-    unreadable: UnreadableRecords = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.unreadable = UnreadableRecords(self.registry)
 
 
 class RegistrySweep:
@@ -50,15 +48,18 @@ class RegistrySweep:
     They have a connection of their own: jobs write there as they like, and heartbeats and records do not come behind that.
     """
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
+    def __init__(self, bus: Bus, seat: Seat, books: Books, events: EventLog) -> None:
+        self._shared_bus = bus
+        self._seat = seat
+        self._books = books
+        self._events = events
         self._namespaces: dict[Namespace, _Namespace] = {}
         self._bus: Bus | None = None
         self._is_open = asyncio.Event()
 
     async def stay_open(self) -> None:
         """Connect, as soon as that is possible, until cancelled."""
-        address, name = self._controller.bus.address, f"{self._controller.bus.name}-registry"
+        address, name = self._shared_bus.address, f"{self._shared_bus.name}-registry"
         self._bus = await retried(
             lambda _left_s: Bus.connect(address, name=name), on=(ConnectError,), timeout_s=math.inf
         )
@@ -80,11 +81,13 @@ class RegistrySweep:
         """Keep a namespace's registry clean, until cancelled. It begins when it is open."""
         await self._is_open.wait()
         assert self._bus is not None  # noqa: S101
-        state = self._namespaces[namespace] = _Namespace(Registry(self._bus, namespace))
+        registry = Registry(self._bus, namespace)
+        unreadable = UnreadableRecords(registry, namespace, self._shared_bus, self._seat, self._events)
+        state = self._namespaces[namespace] = _Namespace(registry, unreadable)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch(namespace, state))
             tasks.create_task(self._remove_stale(state))
-            tasks.create_task(state.unreadable.remove_forever(self._controller, namespace))
+            tasks.create_task(state.unreadable.remove_forever())
             tasks.create_task(self._tick(self._bus, state))
 
     async def _watch(self, namespace: Namespace, state: _Namespace) -> None:
@@ -108,9 +111,7 @@ class RegistrySweep:
     def _learn(self, namespace: Namespace, state: _Namespace, row: Row[Endpoint]) -> None:
         state.index.learn(row, now=time.monotonic())
         endpoint = row.value
-        if endpoint.job_id is not None and is_stale(
-            endpoint, self._controller.books.get(JobKey(namespace, endpoint.job_id))
-        ):
+        if endpoint.job_id is not None and is_stale(endpoint, self._books.get(JobKey(namespace, endpoint.job_id))):
             self._mark_stale(state, row.key)
 
     @staticmethod
@@ -124,7 +125,7 @@ class RegistrySweep:
         state = self._namespaces.get(key.namespace)
         if state is None:
             return
-        index, entry = state.index, self._controller.books.get(key)
+        index, entry = state.index, self._books.get(key)
         for task in [record.task] if isinstance(record, TaskRecord) else index.tasks_of(key.job_id):
             row = entry.tasks.get(task) if entry is not None else None
             upto = last_attempt_over(row.value) if row is not None else None
@@ -133,7 +134,7 @@ class RegistrySweep:
     async def _remove_stale(self, state: _Namespace) -> None:
         while True:
             await state.has_stale.wait()
-            await self._controller.seat.wait_sure()
+            await self._seat.wait_sure()
             found = state.index.next_stale()
             if found is None:
                 state.has_stale.clear()
@@ -147,7 +148,7 @@ class RegistrySweep:
             except BusError as error:
                 log.warning("endpoint %s is removed later: %s", key, error)
                 state.index.put_back(key)
-                await self._controller.bus.wait_connected()
+                await self._shared_bus.wait_connected()
                 await asyncio.sleep(_TICK_S)
             else:
                 state.index.remove(key, revision)
@@ -159,7 +160,7 @@ class RegistrySweep:
             started = time.monotonic()
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
-            is_connected = bus.connected and self._controller.bus.connected
+            is_connected = bus.connected and self._shared_bus.connected
             if not is_connected or now - started > _TICK_S + _LATE_S:
                 # Nobody could renew, or this process was stopped and heard nobody: all have their full time again.
                 state.index.renew_all(now=now)

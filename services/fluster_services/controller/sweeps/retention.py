@@ -11,7 +11,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from fluster_bus.core.errors import BusError, RevisionConflictError
@@ -22,7 +22,11 @@ from fluster_services.config import RecordLimits
 from fluster_services.controller.state.books import JobKey
 
 if TYPE_CHECKING:
-    from fluster_services.controller.controller import Controller
+    from fluster_bus.connection.bus import Bus
+    from fluster_services.controller.leading.record_writer import RecordTables
+    from fluster_services.controller.leading.seat import Seat
+    from fluster_services.controller.namespaces.job_room import JobRooms
+    from fluster_services.controller.state.books import Books
 
 log = logging.getLogger(__name__)
 
@@ -133,9 +137,25 @@ class RetentionPlan:
 class RecordSweep:
     """Removes what the plan names."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-        self._limits = controller.config.records
+    def __init__(
+        self,
+        bus: Bus,
+        seat: Seat,
+        *,
+        books: Books,
+        tables: RecordTables,
+        job_rooms: JobRooms,
+        limits: RecordLimits,
+        on_removed: Callable[[JobKey, list[JobRecord | TaskRecord]], None],
+    ) -> None:
+        """`on_removed` is called with a job, and the records of it, that are not there any more."""
+        self._bus = bus
+        self._seat = seat
+        self._books = books
+        self._tables = tables
+        self._job_rooms = job_rooms
+        self._limits = limits
+        self._on_removed = on_removed
         self._plan = RetentionPlan(self._limits, time.monotonic())
         # Of deletions, the oldest first. One that stands by never removes them, so they are bounded.
         self._marks: deque[tuple[float, Namespace, Deleted]] = deque(maxlen=_MAX_MARKS)
@@ -152,14 +172,14 @@ class RecordSweep:
     def on_deleted(self, namespace: Namespace, deleted: Deleted) -> None:
         """A record was removed, by whomever."""
         self._marks.append((time.monotonic(), namespace, deleted))
-        gone = self._controller.books.remove(namespace, deleted)
+        gone = self._books.remove(namespace, deleted)
         if gone is not None:
             self._forget(*gone)
 
     def forget_namespace(self, namespace: Namespace) -> None:
         """The namespace is not there any more, with all its records."""
-        for key in self._controller.books.keys_of(namespace):
-            gone = self._controller.books.discard(key)
+        for key in self._books.keys_of(namespace):
+            gone = self._books.discard(key)
             self._forget(key, gone or [])
         self._plan.forget_namespace(namespace)
         left = [mark for mark in self._marks if mark[1] != namespace]
@@ -168,18 +188,15 @@ class RecordSweep:
 
     def _forget(self, key: JobKey, records: list[JobRecord | TaskRecord]) -> None:
         self._plan.forget(key)
-        self._controller.events.forget(records)
-        self._controller.waits.forget(key)
-        self._controller.owners.forget(key)
-        self._controller.gangs.on_job_changed(key)
+        self._on_removed(key, records)
 
     async def run(self) -> None:
         """Sweep, until cancelled."""
         while True:
             await asyncio.sleep(self._limits.sweep_s)
-            if not self._controller.bus.connected:
+            if not self._bus.connected:
                 continue
-            await self._controller.seat.wait_sure()
+            await self._seat.wait_sure()
             try:
                 while due := await self._take_due():
                     needed = [key for key in due if not await self.removed(key)]
@@ -190,12 +207,12 @@ class RecordSweep:
                 log.info("old records are removed later: %s", error)
 
     async def _take_due(self) -> list[JobKey]:
-        crowded = await self._controller.job_rooms.crowded(self._plan.namespaces())
+        crowded = await self._job_rooms.crowded(self._plan.namespaces())
         return self._plan.take_due(time.monotonic(), wall=time.time(), limit=_REMOVED_AT_ONCE, crowded=crowded)
 
     async def removed(self, key: JobKey) -> bool:
         """Remove the records and results of a job that is over; False when that has to wait. Raises BusError."""
-        books = self._controller.books
+        books = self._books
         entry = books.get(key)
         if entry is None or entry.job is None or not entry.job.value.is_over:
             return True
@@ -204,10 +221,10 @@ class RecordSweep:
         if any(not child.state.finished() for child in books.child_records(key)):  # they are stopped by its record
             self._plan.put_back(key)
             return False
-        table = self._controller.records[key.namespace]
+        table = self._tables[key.namespace]
         try:
             if any(row.value.result is not None and row.value.result.size for row in tasks):
-                await ResultStore(self._controller.bus, key.namespace).remove(key.job_id)
+                await ResultStore(self._bus, key.namespace).remove(key.job_id)
             rows: list[Row[TaskRecord] | Row[JobRecord]] = [*tasks, job]
             for row in rows:
                 try:
@@ -230,5 +247,5 @@ class RecordSweep:
         now = time.monotonic()
         while self._marks and now - self._marks[0][0] > _MARK_KEPT_S:
             _, namespace, deleted = self._marks[0]
-            await self._controller.records[namespace].forget_deleted(deleted)
+            await self._tables[namespace].forget_deleted(deleted)
             self._marks.popleft()

@@ -18,7 +18,9 @@ from fluster_bus.storage.tables import Unreadable
 from fluster_services.controller.leading.event_log import refusal
 
 if TYPE_CHECKING:
-    from fluster_services.controller.controller import Controller
+    from fluster_bus.connection.bus import Bus
+    from fluster_services.controller.leading.event_log import EventLog
+    from fluster_services.controller.leading.seat import Seat
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,12 @@ _REASON = "refused: it is not a record of an endpoint"
 class UnreadableRecords:
     """Those of one namespace's registry."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, namespace: Namespace, bus: Bus, seat: Seat, events: EventLog) -> None:
         self._table = registry.table
+        self._namespace = namespace
+        self._bus = bus
+        self._seat = seat
+        self._events = events
         self._known: dict[str, Unreadable] = {}  # {key: what lies there}
         self._are_more = False
         self._wake = asyncio.Event()
@@ -54,35 +60,37 @@ class UnreadableRecords:
         """Something else is there by now, or nothing."""
         self._known.pop(key, None)
 
-    async def remove_forever(self, controller: Controller, namespace: Namespace) -> None:
+    async def remove_forever(self) -> None:
         """Remove what is found, as long as this controller leads, until cancelled."""
         while True:
             await self._wake.wait()
-            await controller.seat.wait_sure()
+            await self._seat.wait_sure()
             self._wake.clear()
             try:
                 while self._known:
-                    await self._remove(controller, namespace, next(iter(self._known.values())))
+                    await self._remove(next(iter(self._known.values())))
                 if self._are_more:
                     self._are_more = False
                     async with aclosing(self._table.unreadable()) as others:
                         async for other in others:
-                            await self._remove(controller, namespace, other)
+                            await self._remove(other)
             except BusError as error:
-                self._faults.warning("what is not a record of %s's registry is removed later: %s", namespace, error)
+                self._faults.warning(
+                    "what is not a record of %s's registry is removed later: %s", self._namespace, error
+                )
                 self._wake.set()
-                await controller.bus.wait_connected()
+                await self._bus.wait_connected()
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _remove(self, controller: Controller, namespace: Namespace, found: Unreadable) -> None:
-        await controller.seat.wait_sure()
+    async def _remove(self, found: Unreadable) -> None:
+        await self._seat.wait_sure()
         await self._table.remove(found, reason=_REASON)
         if self._known.get(found.key) == found:
             del self._known[found.key]
         if self._may_tell():
             reason = one_bounded_line(f"the registry record under {found.key} is removed: {found.why}")
             event = refusal(found.revision, _job_of(found.key), reason, now=time.time())
-            controller.events.refuse(namespace, event)
+            self._events.refuse(self._namespace, event)
 
     def _may_tell(self) -> bool:
         now = time.monotonic()

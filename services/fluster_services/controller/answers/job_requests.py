@@ -1,0 +1,186 @@
+"""Answers what clients ask about their jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from fluster_bus.core.errors import BusyError, ServiceError
+from fluster_bus.messages import (
+    Done,
+    FlushRequest,
+    JobDetails,
+    JobInfo,
+    JobRecord,
+    ListReply,
+    ListRequest,
+    Namespace,
+    RefusedJob,
+    StatusReply,
+    StatusRequest,
+    TaskRecord,
+    TerminateRequest,
+)
+from fluster_bus.messages.stacks import TaskStack, TaskStackRequest
+from fluster_services import lifecycle
+from fluster_services.controller.answers.flushing import flush_job
+from fluster_services.controller.answers.job_pages import JobPage, Json, terminated, written_job
+from fluster_services.controller.answers.requests import Pace, present_pace
+from fluster_services.controller.answers.stacks import stack_of
+from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.slim_records import is_left, is_slim_end, is_slim_error
+from fluster_services.job_info import job_status, job_summary
+
+if TYPE_CHECKING:
+    from fluster_bus.connection.bus import Bus
+    from fluster_services.controller.leading.record_writer import RecordTables, RecordWriter
+    from fluster_services.controller.state.books import Books
+    from fluster_services.controller.state.progress import ProgressBoard
+    from fluster_services.controller.submissions.intake import Intake
+
+_RECORDED_TIMEOUT_S = 4.0  # below the client's own, so that it hears which jobs are not recorded yet
+
+
+class JobRequests:
+    """What clients ask about jobs of their namespace, but for why one does not run."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        books: Books,
+        tables: RecordTables,
+        writer: RecordWriter,
+        intake: Intake,
+        progress: ProgressBoard,
+    ) -> None:
+        self._bus = bus
+        self._books = books
+        self._tables = tables
+        self._writer = writer
+        self._intake = intake
+        self._progress = progress
+
+    async def status(self, namespace: Namespace, request: StatusRequest) -> Json:
+        pace = present_pace()
+        keys = dict.fromkeys(JobKey(namespace, job_id) for job_id in request.job_ids)
+        until = asyncio.get_running_loop().time() + _RECORDED_TIMEOUT_S
+        refused, unrecorded = await self._looked_at(list(keys), request.submissions, pace, until)
+        try:
+            # A client that began to watch just after a job's end was published learns of it here alone.
+            await self._writer.pending.wait_settled(keys, until=until)
+        except TimeoutError as error:
+            raise BusyError("records of these jobs are being written: ask again in a moment") from error
+        # The id of one that is not recorded yet may be another's, which it is to replace.
+        known = {key for key in keys if key not in unrecorded and self._books.get(key) is not None}
+        page = JobPage()
+        for key in (key for key in keys if key in known):
+            await pace.step()
+            told = await self._told(key, pace, details=request.details, error=True)
+            if told is not None and not page.add(told):
+                break
+        unknown = tuple(key.job_id for key in keys if key not in known)
+        return page.reply(StatusReply(unknown=unknown, refused=refused))
+
+    async def _looked_at(
+        self, keys: list[JobKey], submissions: tuple[int, ...], pace: Pace, until: float
+    ) -> tuple[tuple[RefusedJob, ...], set[JobKey]]:
+        """Which of the submissions were refused, and which could not be waited for until that time of the loop's clock."""
+        refused: list[RefusedJob] = []
+        unrecorded: set[JobKey] = set()
+        for key, sequence in zip(keys, submissions, strict=False):
+            await pace.step()
+            try:
+                async with asyncio.timeout_at(until):
+                    why = await self._intake.wait_looked_at(key, sequence)
+            except TimeoutError:
+                unrecorded.add(key)
+            else:
+                refused += [why] if why is not None else []
+        return tuple(refused), unrecorded
+
+    async def _told(self, key: JobKey, pace: Pace, *, details: bool = False, error: bool = False) -> bytes | None:
+        """The JSON of what is told of a job, `error` being the exception that it failed with; None when it is gone."""
+        entry = self._books.get(key)
+        if entry is None or entry.job is None:
+            return None
+        job, tasks = entry.job.value, entry.task_records()
+        progress = self._progress.of(key)
+        info = job_summary(job, tasks)
+        info = await self._whole(info) if error else info.model_copy(update={"error": None})
+        if details:
+            info = info.model_copy(update={"details": await self._details(info)})
+        return await written_job(info, job, tasks, progress, pace)
+
+    async def _whole(self, info: JobInfo) -> JobInfo:
+        if not is_slim_error(info.error):
+            return info
+        row = await self._tables[info.namespace].get(info.job_id)
+        return info.model_copy(update={"error": row.value.error if row is not None else None})
+
+    async def _details(self, info: JobInfo) -> JobDetails | None:
+        entry = self._books.get(JobKey(info.namespace, info.job_id))
+        job = entry.job.value if entry is not None and entry.job is not None else None
+        if job is None or is_slim_end(job) or is_left(job.request):
+            row = await self._tables[info.namespace].get(info.job_id)
+            job = row.value if row is not None and isinstance(row.value, JobRecord) else None
+        return JobDetails.of(job.request) if job is not None else None
+
+    async def list(self, namespace: Namespace, request: ListRequest) -> Json:
+        books, pace, page = self._books, present_pace(), JobPage(request.limit)
+        skip, cursor, more = request.skip, request.after, False
+        for key in books.newest(namespace, request.after):
+            await pace.step()
+            entry = books.get(key)
+            if entry is None or entry.job is None:
+                continue
+            order = entry.job.value.order
+            if request.states and job_status(entry.job.value, entry.task_records()) not in request.states:
+                continue
+            if skip:
+                skip -= 1
+                continue
+            if page.is_full:
+                more = len(page) < request.limit
+                break
+            told = await self._told(key, pace, details=request.details)
+            if told is not None and not page.add(told):
+                more = True
+                break
+            cursor = order
+        return page.reply(ListReply(more=more, cursor=cursor))
+
+    async def terminate(self, namespace: Namespace, request: TerminateRequest) -> Json:
+        key = JobKey(namespace, request.job_id)
+        while True:
+            entry = self._books.get(key)
+            if entry is None or entry.job is None:
+                raise ServiceError(
+                    "JobNotFoundError", f"no job {request.job_id!r} in namespace {namespace!r}: `fluster ps` lists them"
+                )
+            wanted = lifecycle.request_job_kill(entry.job.value, reason=request.reason)
+            job, tasks = entry.job.value, entry.task_records()
+            if wanted is None or await self._writer.write(wanted, entry.job.revision):
+                return terminated(await written_job(job_summary(job, tasks), job, tasks, {}, present_pace()))
+            newer = await self._tables[namespace].get(request.job_id)
+            if newer is not None:
+                self._writer.apply(newer)
+
+    async def stack(self, namespace: Namespace, request: TaskStackRequest) -> TaskStack:
+        job, tasks = known_job(self._books, JobKey(namespace, request.job_id))
+        return await stack_of(self._bus, job, tasks, request)
+
+    async def flush(self, namespace: Namespace, request: FlushRequest) -> Done:
+        _, tasks = known_job(self._books, JobKey(namespace, request.job_id))
+        await flush_job(self._bus, namespace, request.job_id, tasks)
+        return Done()
+
+
+def known_job(books: Books, key: JobKey) -> tuple[JobRecord, list[TaskRecord]]:
+    """The records of a job. Raises ServiceError when there is no such job."""
+    entry = books.get(key)
+    if entry is None or entry.job is None:
+        raise ServiceError(
+            "JobNotFoundError", f"no job {key.job_id!r} in namespace {key.namespace!r}: `fluster ps` lists them"
+        )
+    return entry.job.value, entry.task_records()
