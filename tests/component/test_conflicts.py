@@ -113,19 +113,19 @@ async def test_a_job_is_replaced_when_it_is_gone_with_what_it_launched(
     await wait_until_async(lambda: len(worker.held) == 4)
     replacing = asyncio.create_task(cluster.launch(job_request("new", job_id=MINE, on_conflict="replace", replicas=2)))
     intake = controller.controller.intake
-    await wait_until_async(lambda: intake._parked)
+    await wait_until_async(lambda: intake.parked.submissions)
     async with await AsyncCluster.connect(cluster.bus.address) as other:
         assert (await other.poll(MINE)).name == "old"
     held_back.set()
     worker.claims.look = look  # type: ignore[method-assign]
     for key in [each for each in worker.now_held() if "mine" in each]:
         await worker.end(key, K, "stopped")
-    await wait_until_async(lambda: JobKey(NS, child) in intake._blocking)
-    assert intake._parked, "its child has not ended"
+    await wait_until_async(lambda: JobKey(NS, child) in intake.parked.blocking)
+    assert intake.parked.submissions, "its child has not ended"
     await worker.end(_key(1, 0, child), K, "stopped")
     assert await replacing == MINE
     await wait_until_async(lambda: worker.now_held() == [_key(2, 0), _key(2, 1)])
-    assert intake._parked == {}
+    assert intake.parked.submissions == {}
     assert (await cluster.wait(child, timeout=60)).status is K
     for task in (0, 1):
         await worker.end(_key(2, task))
@@ -204,7 +204,7 @@ async def test_the_replacement_can_be_stopped_before_it_is_there(
     await cluster.launch(job_request("old", job_id=MINE))
     await wait_until_async(lambda: len(worker.held) == 1)
     replacing = asyncio.create_task(cluster.launch(job_request("new", job_id=MINE, on_conflict="replace")))
-    await wait_until_async(lambda: controller.controller.intake._parked)
+    await wait_until_async(lambda: controller.controller.intake.parked.submissions)
     async with await AsyncCluster.connect(cluster.bus.address) as other:
         await other.terminate(MINE, reason="enough")
     await worker.end(_key(1), K, "stopped")

@@ -62,7 +62,7 @@ async def test_a_submission_that_the_stream_stored_twice_is_one(
     for _ in range(2):
         answer = await cluster.bus.request(subjects.jobs_submit(NS), sent)
         places.append(sequence_of_ack(answer, "submit"))
-        looked_at = controller.controller.intake.wait_looked_at(JobKey(NS, JobId("mine")), places[-1])
+        looked_at = controller.controller.intake.outcomes.wait_looked_at(JobKey(NS, JobId("mine")), places[-1])
         assert await looked_at is None, "it is not refused"
         assert (await cluster.wait(JobId("mine"), timeout=60)).status is S
     assert places[0] < places[1]

@@ -140,7 +140,7 @@ async def test_one_leads_and_the_others_read_along(
                 == 20
             )
         )
-    assert second.controller.intake._looked_at == {}
+    assert second.controller.intake.outcomes._looked_at == {}
     assert all(queue.empty() for queue in second.controller.events._queues.values())
     assert len(second.controller.dispatch.scheduler) == 0
 
@@ -323,7 +323,7 @@ async def test_requests_reach_the_leader_also_while_a_stopped_one_still_listens(
         for number in range(20):
             job_id = await cluster.launch(_request(f"job{number}"))
             assert (await cluster.wait(job_id, timeout=60)).status is JobStatus.SUCCEEDED
-    assert first.controller.intake._looked_at == {}
+    assert first.controller.intake.outcomes._looked_at == {}
 
 
 # ---- verdicts -------------------------------------------------------------------------------------------

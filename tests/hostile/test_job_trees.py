@@ -14,7 +14,7 @@ from fluster_bus.messages import JobId, Namespace
 from fluster_services.controller.state.books import JobKey
 from fluster_services.controller.state.dirty_jobs import DirtyJobs
 from fluster_services.controller.state.families import MAX_DEPTH, Families
-from fluster_services.controller.submissions import intake
+from fluster_services.controller.submissions import checks
 from tests.component.controllers import NS, RunningController, job_request
 from tests.waiting import wait_until_async
 
@@ -169,7 +169,7 @@ async def test_jobs_are_launched_from_within_one_another_so_often_and_in_no_circ
 async def test_jobs_that_wait_name_so_many_others(
     cluster: AsyncCluster, controller: RunningController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "MAX_DEPENDENCIES", 5)
+    monkeypatch.setattr(checks, "MAX_DEPENDENCIES", 5)
     first = [await cluster.launch(job_request(cpu=1_000)) for _ in range(3)]
     waiting = await cluster.launch(job_request(after=first))
     with pytest.raises(JobRefusedError, match="let one job wait for them"):

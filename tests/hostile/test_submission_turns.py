@@ -14,7 +14,7 @@ from fluster_bus.messages import JobId, Namespace
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LOCAL_TIMING
 from fluster_services.controller.state.books import JobKey
-from fluster_services.controller.submissions import intake
+from fluster_services.controller.submissions import checks, intake, waiting_room
 from tests.component.controllers import NS, RunningController, job_request
 from tests.waiting import wait_until_async
 
@@ -33,7 +33,7 @@ def own_server() -> Iterator[EmbeddedServer]:
 @pytest.fixture
 async def controller(own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningController]:
     monkeypatch.setattr(intake, "_RECORDED_AT_ONCE", 2)
-    monkeypatch.setattr(intake, "_MAX_PARKED", 4)
+    monkeypatch.setattr(waiting_room, "_MAX_PARKED", 4)
     running = await RunningController(own_server, LOCAL_TIMING, (NS, OTHER)).start()
     yield running
     await running.stop()
@@ -82,18 +82,18 @@ async def test_a_namespace_has_its_part_of_the_replacements_that_wait(
     for name in ("a", "b", "c"):
         await attacker.launch(job_request(job_id=name, cpu=1_000))
     await other.launch(job_request(job_id="a", cpu=1_000))
-    controller.controller.intake._parked.update({JobKey(NS, JobId(name)): None for name in "xy"})  # type: ignore[misc]
+    controller.controller.intake.parked.submissions.update({JobKey(NS, JobId(name)): None for name in "xy"})  # type: ignore[misc]
     with pytest.raises(JobRefusedError, match="2 submissions of namespace 'default' wait already"):
         await attacker.launch(job_request(job_id="c", on_conflict="replace"))
     await other.launch(job_request(job_id="a", cpu=1_000, on_conflict="replace"))
-    controller.controller.intake._parked.clear()
+    controller.controller.intake.parked.submissions.clear()
 
 
 async def test_unfinished_jobs_have_so_many_different_needs(
     controller: RunningController, attacker: AsyncCluster, other: AsyncCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five thousand of them, among which each offer was looked for, kept the controller from all else for seconds at a time."""
-    monkeypatch.setattr(intake, "MAX_NEEDS", 3)
+    monkeypatch.setattr(checks, "MAX_NEEDS", 3)
     first = await attacker.launch(job_request(cpu=1_001))
     for cpu in (1_002, 1_003, 1_003):
         await attacker.launch(job_request(cpu=cpu, after=[first]))

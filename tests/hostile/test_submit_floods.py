@@ -120,7 +120,7 @@ async def test_what_says_that_it_is_stored_and_is_not_is_refused_with_an_event(
     attacker = await _bus(server, stack, Role.CLIENT, NS)
     data = json.dumps({**forged, "name": "forged"}).encode()
     sequence = await append_data(attacker, subjects.jobs_submit(NS), data, message_id="forged")
-    refused = await running.controller.intake.wait_looked_at(_no_job(), sequence)
+    refused = await running.controller.intake.outcomes.wait_looked_at(_no_job(), sequence)
     assert refused is not None
     assert refused.job_id == "forged"
     cluster = await stack.enter_async_context(await AsyncCluster.connect(server.credentials(Role.CLIENT, NS)))
@@ -136,7 +136,7 @@ async def test_a_stored_request_that_is_larger_than_it_says_is_not_read(
     stored = await store_request(attacker, NS, b"x" * 2_000_000)
     small = stored.model_copy(update={"size": 10, "name": "forged"})
     sequence = await append_data(attacker, subjects.jobs_submit(NS), small.to_json(), message_id="forged")
-    refused = await running.controller.intake.wait_looked_at(_no_job(), sequence)
+    refused = await running.controller.intake.outcomes.wait_looked_at(_no_job(), sequence)
     assert refused is not None
     assert "over the limit of 10" in refused.reason
 

@@ -194,7 +194,7 @@ class Controller:
             books=self.books,
             tables=self.records,
             writer=self.writer,
-            intake=self.intake,
+            outcomes=self.intake.outcomes,
             progress=self.progress,
         )
         explanations = ExplainRequests(

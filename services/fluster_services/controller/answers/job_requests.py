@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fluster_services.controller.leading.record_writer import RecordTables, RecordWriter
     from fluster_services.controller.state.books import Books
     from fluster_services.controller.state.progress import ProgressBoard
-    from fluster_services.controller.submissions.intake import Intake
+    from fluster_services.controller.submissions.outcomes import SubmissionOutcomes
 
 _RECORDED_TIMEOUT_S = 4.0  # below the client's own, so that it hears which jobs are not recorded yet
 
@@ -51,14 +51,14 @@ class JobRequests:
         books: Books,
         tables: RecordTables,
         writer: RecordWriter,
-        intake: Intake,
+        outcomes: SubmissionOutcomes,
         progress: ProgressBoard,
     ) -> None:
         self._bus = bus
         self._books = books
         self._tables = tables
         self._writer = writer
-        self._intake = intake
+        self._outcomes = outcomes
         self._progress = progress
 
     async def status(self, namespace: Namespace, request: StatusRequest) -> Json:
@@ -92,7 +92,7 @@ class JobRequests:
             await pace.step()
             try:
                 async with asyncio.timeout_at(until):
-                    why = await self._intake.wait_looked_at(key, sequence)
+                    why = await self._outcomes.wait_looked_at(key, sequence)
             except TimeoutError:
                 unrecorded.add(key)
             else:

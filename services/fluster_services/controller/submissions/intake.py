@@ -5,25 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import (
     BusError,
-    FlusterError,
-    InvalidMessageError,
     InvalidNameError,
     KeyExistsError,
     MessageTooLargeError,
-    ObjectCorruptError,
     ObjectNotFoundError,
-    ObjectTooLargeError,
     RevisionConflictError,
     StorageError,
 )
@@ -36,16 +30,28 @@ from fluster_bus.messages.requests import StoredRequest
 from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.submissions import Submission, first_unsettled, is_waiting, submissions
 from fluster_bus.storage.tables import Row
-from fluster_services import capacity, lifecycle
+from fluster_services import lifecycle
 from fluster_services.controller.leading.event_log import refusal
-from fluster_services.controller.namespaces.job_room import NoRoomForJobError
-from fluster_services.controller.rules import conflicts, dependencies
+from fluster_services.controller.rules import conflicts
 from fluster_services.controller.rules.conflicts import Verdict
-from fluster_services.controller.rules.reconcile import why_attempt_is_over
 from fluster_services.controller.state.books import JobKey
-from fluster_services.controller.state.families import MAX_DEPTH
 from fluster_services.controller.state.slim_records import MAX_BODY_BYTES, weighs_more
-from fluster_services.controller.submissions.intake_room import IntakeRoom
+from fluster_services.controller.submissions.checks import SubmissionChecks
+from fluster_services.controller.submissions.outcomes import (
+    REFUSED,
+    CircularDependencyError,
+    ParkedError,
+    QuotaExceededError,
+    SubmissionOutcomes,
+    TooEarlyError,
+    TooManyAncestorsError,
+    TooManyDependenciesError,
+    TooManyNeedsError,
+    UnknownDependencyError,
+    UnknownNamespaceError,
+    claimed_id,
+)
+from fluster_services.controller.submissions.waiting_room import IntakeRoom, ParkedSubmissions
 from fluster_services.daemon import StartOverError
 
 if TYPE_CHECKING:
@@ -64,12 +70,7 @@ log = logging.getLogger(__name__)
 
 _RECORDED_AT_ONCE = 64
 _BYTES_AT_ONCE = 4 << 20  # of JSON, which takes up to thirty times as much once it is read
-_MAX_PARKED = 500  # below what the stream has out at once, so that these never hold up the others
 _STREAM_TIMEOUT_S = 10.0
-_NAMES_COMPARED = 1_000  # of the latest jobs, when one is named that does not exist
-MAX_DEPENDENCIES = 200_000  # that jobs which wait have in all, of a namespace: the controller keeps and looks at each
-MAX_NEEDS = 500  # that unfinished jobs of a namespace have: among so many it is looked who is offered next
-_REMEMBERED = 50_000  # submissions whose fate is known without a look at the records
 
 
 class Intake:
@@ -99,30 +100,26 @@ class Intake:
         self._writer = writer
         self._dirty = dirty
         self._events = events
-        self._owners = owners
         self._retention = retention
-        self._looked_at: OrderedDict[int, RefusedJob | None] = OrderedDict()  # {sequence: why it was refused}
+        self.outcomes = SubmissionOutcomes(books)
+        self.parked = ParkedSubmissions(books, tables, self._begin)
+        self._checks = SubmissionChecks(bus, books, owners, self._wait_earlier)
         self._room = IntakeRoom(_RECORDED_AT_ONCE, _BYTES_AT_ONCE)
         self._unstored: dict[int, int] = {}  # {sequence: bytes of what is not recorded yet}
         self._in_hand: dict[int, asyncio.Task[None]] = {}  # {sequence: who looks at it}
-        self._parked: dict[JobKey, Submission] = {}  # {job that is to be gone first: what replaces it}
-        self._blocking: dict[JobKey, set[JobKey]] = {}  # {unfinished job: parked ones that wait for it}
-        self._settled_before = 0
-        self._entering: dict[Namespace, int] = {}  # {namespace: jobs that are about to be recorded}
         self._faults = FaultLog(log)
         self._tasks: asyncio.TaskGroup
-        self._waiters: dict[JobKey | int, list[asyncio.Future[None]]] = {}
 
     @property
     def has_parked(self) -> bool:
         """True while a submission waits for the job to be gone whose id it takes over."""
-        return bool(self._parked)
+        return bool(self.parked.submissions)
 
     async def run(self) -> None:
         """Record what is submitted, until cancelled."""
         room = self._room
         bus = self._bus
-        self._settled_before = await retried(
+        self.outcomes.settled_before = await retried(
             lambda _left_s: first_unsettled(bus), on=(StorageError,), timeout_s=_STREAM_TIMEOUT_S
         )
         try:
@@ -135,8 +132,7 @@ class Intake:
                     self._begin(submission, then=functools.partial(self._leave, submission.sequence))
                     del submission  # while the next one is waited for, nothing holds what it has
         finally:
-            self._parked.clear()
-            self._blocking.clear()
+            self.parked.clear()
 
     def _leave(self, sequence: int) -> None:
         self._room.leave(self._unstored.pop(sequence, 0))
@@ -155,11 +151,11 @@ class Intake:
             message = await submission.message()
             try:
                 await self._record(submission, message)
-            except _REFUSED as error:
+            except REFUSED as error:
                 code = QUOTA_EXCEEDED if isinstance(error, QuotaExceededError) else ""
                 refused = self._refused(submission, message, str(error), code=code)
                 await submission.refuse()
-            except (BusError, StartOverError, _ParkedError, _TooEarlyError):
+            except (BusError, StartOverError, ParkedError, TooEarlyError):
                 raise
             except Exception as error:
                 # A tenant wrote it: what nothing expects of it ends this submission, and no other's.
@@ -170,13 +166,13 @@ class Intake:
                 await submission.refuse()
             else:
                 await submission.done()
-        except _ParkedError:
+        except ParkedError:
             return
-        except (BusError, _TooEarlyError) as error:
+        except (BusError, TooEarlyError) as error:
             # The stream delivers it again; creating its records twice does no harm.
             log.warning("submission %d waits: %s", submission.sequence, error)
             return
-        self._remember(submission.sequence, refused)
+        self.outcomes.on_looked_at(submission.sequence, refused)
         try:
             await submission.forget_request(message)
         except (BusError, InvalidNameError) as error:
@@ -199,7 +195,7 @@ class Intake:
         if why is not None:
             raise UnknownNamespaceError(why)
         if not self._namespaces.is_acted_on(namespace):
-            raise _TooEarlyError(f"namespace {namespace} is being added")
+            raise TooEarlyError(f"namespace {namespace} is being added")
         if submission.size > MAX_REQUEST_BYTES:
             raise MessageTooLargeError(
                 f"the request has {submission.size:,} bytes, over the limit of {MAX_REQUEST_BYTES:,}: "
@@ -222,16 +218,11 @@ class Intake:
         job = lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=time.time())
         is_new = self._books.get(JobKey(namespace, job_id)) is None
         if is_new:
-            self._check_launcher(job)
-            self._check_owner(job)
-            self._check_parent(job)
-            self._check_need(job)
-            self._check_quota(job)
-            await self._check_dependencies(job)
+            await self._checks.check_new(job)
             await self._job_rooms.take(namespace, submission.size, request)
         recorded: JobRecord | None = job
         try:
-            with self._room_to_wait(job) if is_new else contextlib.nullcontext():
+            with self._checks.room_to_wait(job) if is_new else contextlib.nullcontext():
                 await self._writer.create(job)
         except KeyExistsError:
             recorded = await self._settle(submission, job)
@@ -247,13 +238,13 @@ class Intake:
     async def _settle(self, submission: Submission, job: JobRecord) -> JobRecord | None:
         """The record whose tasks are to be recorded, where the id of `job` is taken; None when there is nothing to do.
 
-        Raises KeyExistsError, CircularDependencyError, TooManyReplacementsError, _ParkedError, BusError.
+        Raises KeyExistsError, CircularDependencyError, TooManyReplacementsError, ParkedError, BusError.
         """
         table, key = self._tables[job.namespace], JobKey(job.namespace, job.job_id)
         while True:
             row = await table.get(job.job_id)
             if row is None or not isinstance(row.value, JobRecord):
-                raise _TooEarlyError(f"the record of {job.job_id} was taken away at this moment")
+                raise TooEarlyError(f"the record of {job.job_id} was taken away at this moment")
             self._writer.apply(row)
             known, blocking = row.value, self._books.unfinished(key)
             match conflicts.judge(known, job, gone=blocking is None):
@@ -271,14 +262,14 @@ class Intake:
                     await self._check_after(job, row)
                     marked = conflicts.mark(known, job.order)
                     if marked is None and blocking is not None:
-                        self._park(key, submission, blocking)
-                        raise _ParkedError
+                        self.parked.park(key, submission, blocking)
+                        raise ParkedError
                     if marked is not None:
-                        self._check_room(key)
+                        self.parked.check_room(key)
                         await self._writer.write(marked, row.revision)
                 case Verdict.REPLACE:
                     await self._check_after(job, row)
-                    with self._room_to_wait(job):  # which was there just now
+                    with self._checks.room_to_wait(job):  # which was there just now
                         replaced = await self._replace(job, row, known)
                     if replaced is not None:
                         await self._forget_replaced_tasks(replaced)
@@ -291,19 +282,14 @@ class Intake:
         if conflicts.is_half_removed(known, tasks):
             # What its tasks told and tried is not known any more, so nothing can go on from there.
             await self._retention.removed(JobKey(job.namespace, job.job_id))
-            raise _TooEarlyError(f"the records of the job that had the id {job.job_id} are being removed")
+            raise TooEarlyError(f"the records of the job that had the id {job.job_id} are being removed")
         new = conflicts.successor(known, tasks, job)
         return new if await self._writer.write(new, row.revision) else None
 
     async def _check_after(self, job: JobRecord, row: Row[JobRecord | TaskRecord]) -> None:
         """Return when the job can wait for what it names, in the place of the one in `row`, which else stays unmarked."""
         try:
-            self._check_parent(job)
-            self._check_need(job)
-            await self._check_dependencies(job)
-            self._check_circle(job)
-            self._check_quota(job)
-            self._check_room_to_wait(job)
+            await self._checks.check_successor(job)
         except (
             CircularDependencyError,
             QuotaExceededError,
@@ -317,73 +303,6 @@ class Intake:
                 await self._writer.write(conflicts.unmark(known), row.revision)
             raise
 
-    def _check_launcher(self, job: JobRecord) -> None:
-        """Refuse what an attempt launched that has ended since: it could still run when the next one begins."""
-        launcher = self._books.launcher(job.namespace, job.request)
-        why = why_attempt_is_over(job.request, launcher)
-        if why is not None:
-            raise LauncherEndedError(why)
-
-    def _check_owner(self, job: JobRecord) -> None:
-        why = self._owners.why_refused(job)
-        if why is not None:
-            raise TooManyOwnersError(why)
-
-    def _check_need(self, job: JobRecord) -> None:
-        books, need = self._books, capacity.needed(job.request.resources)
-        if not books.has_need(job.namespace, need) and books.need_count(job.namespace) >= MAX_NEEDS:
-            raise TooManyNeedsError(
-                f"resources: unfinished jobs of namespace {job.namespace!r} ask for {MAX_NEEDS:,} different ones, which is the most: "
-                "ask for the same as others do, such as memory in whole GiB"
-            )
-
-    def _check_parent(self, job: JobRecord) -> None:
-        parent = job.request.parent
-        key = JobKey(job.namespace, job.job_id)
-        if parent is not None and not self._books.may_launch(JobKey(job.namespace, parent), key):
-            raise TooManyAncestorsError(
-                f"parent={parent!r}: {MAX_DEPTH} jobs were launched from within one another, which is the most, or "
-                f"{job.job_id!r} is above it itself: launch it with detached=True, or from a job further up"
-            )
-
-    def _check_quota(self, job: JobRecord) -> None:
-        """Refuse what the namespace's quota never has room for."""
-        request = job.request
-        need = capacity.needed(request.resources, job.namespace)
-        count = request.replicas if request.gang else 1
-        why = self._books.shares.why_never(job.namespace, need, count)
-        if why is not None:
-            raise QuotaExceededError(why)
-
-    @contextlib.contextmanager
-    def _room_to_wait(self, job: JobRecord) -> Iterator[None]:
-        """The job is counted among those that wait, while its record is being written. Raises QuotaExceededError."""
-        self._check_room_to_wait(job)
-        self._entering[job.namespace] = self._entering.get(job.namespace, 0) + 1
-        try:
-            yield
-        finally:
-            self._entering[job.namespace] -= 1
-
-    def _check_room_to_wait(self, job: JobRecord) -> None:
-        """Refuse one job more than may wait at once."""
-        namespace, books = job.namespace, self._books
-        waiting = books.waiting(namespace) + self._entering.get(namespace, 0)
-        why = books.shares.why_no_more_jobs(namespace, waiting)
-        if why is not None:
-            raise QuotaExceededError(why)
-
-    def _check_circle(self, job: JobRecord) -> None:
-        books = self._books
-
-        def get(job_id: JobId) -> JobRecord | None:
-            entry = books.get(JobKey(job.namespace, job_id))
-            return entry.job.value if entry is not None and entry.job is not None else None
-
-        why = conflicts.circle(job.job_id, job.request.after, get)
-        if why is not None:
-            raise CircularDependencyError(why)
-
     async def _forget_replaced_tasks(self, job: JobRecord) -> None:
         """Take away the records of tasks that only those had that had the job's id before; the others are overwritten."""
         if not job.earlier:
@@ -395,206 +314,33 @@ class Intake:
                 with contextlib.suppress(RevisionConflictError):  # somebody else did
                     await table.delete(row.key, revision=row.revision)
 
-    # ---- what waits for a job to be gone ----------------------------------------------------------------
+    def on_job_changed(self, key: JobKey) -> None:
+        """A record of a job was read or written."""
+        self.outcomes.wake(key)
+        self.parked.on_job_changed(key)
 
-    def _check_room(self, key: JobKey) -> None:
-        if key in self._parked:
-            return
-        most = max(_MAX_PARKED // len(self._tables), 1)
-        waiting = sum(1 for each in self._parked if each.namespace == key.namespace)
-        if waiting >= most or len(self._parked) >= _MAX_PARKED:
-            raise TooManyReplacementsError(
-                f"{waiting} submissions of namespace {key.namespace!r} wait already for the jobs that they replace to end: "
-                "try again later"
-            )
-
-    def _park(self, key: JobKey, submission: Submission, blocking: JobKey) -> None:
-        """Look at the submission again when the job that it waits for has ended. Until then the stream keeps it too."""
-        before = self._parked.get(key)
-        self._parked[key] = submission.without_data()
-        self._blocking.setdefault(blocking, set()).add(key)
-        if before is not None and before.sequence != submission.sequence:
-            self._begin(before)  # it is the later one that counts
+    async def _wait_earlier(self, order: int) -> None:
+        """Return when the submissions before that which are in hand are looked at."""
+        earlier = [task for before, task in self._in_hand.items() if before < order]
+        if earlier:
+            await asyncio.wait(earlier)
 
     def _begin(self, submission: Submission, *, then: Callable[[], None] | None = None) -> None:
         task = self._in_hand[submission.sequence] = self._tasks.create_task(self._take(submission))
         if then is not None:
             task.add_done_callback(lambda _task: then())
 
-    def _unpark(self, ended: JobKey) -> None:
-        for key in self._blocking.pop(ended, ()):
-            blocking = self._books.unfinished(key)
-            if blocking is not None:
-                self._blocking.setdefault(blocking, set()).add(key)
-            elif key in self._parked:
-                self._begin(self._parked.pop(key))
-
-    # ---- what it runs after -----------------------------------------------------------------------------
-
-    async def _check_dependencies(self, job: JobRecord) -> None:
-        """Return when the jobs that it is to run after are recorded. Raises UnknownDependencyError, _TooEarlyError."""
-        if not job.request.after:
-            return
-        count = len(job.request.after)
-        if self._books.dependency_count(job.namespace) + count > MAX_DEPENDENCIES:
-            raise TooManyDependenciesError(
-                f"after: jobs of namespace {job.namespace!r} that wait name {MAX_DEPENDENCIES:,} others in all, which is the "
-                f"most, and this one names {count:,} more: let one job wait for them, and the others for that one"
-            )
-        earlier = [task for before, task in self._in_hand.items() if before < job.order]
-        if earlier:
-            await asyncio.wait(earlier)
-
-        def unknown() -> str | None:
-            books = self._books
-            return dependencies.unknown(
-                job.request.after,
-                lambda job_id: books.get(JobKey(job.namespace, job_id)) is not None,
-                lambda: books.latest(job.namespace, _NAMES_COMPARED),
-            )
-
-        if unknown() is None:
-            return
-        # What another controller took before it died comes again: only when that is settled it is sure that there is no such.
-        settled = await first_unsettled(self._bus) >= job.order
-        missing = unknown()
-        if missing is not None:
-            raise UnknownDependencyError(missing) if settled else _TooEarlyError(missing)
-
     def _refused(self, submission: Submission, data: bytes, reason: str, *, code: str = "") -> RefusedJob:
         reason = one_bounded_line(reason)
         self._faults.warning("submission %d to %s is refused: %s", submission.sequence, submission.subject, reason)
-        job_id = _claimed_id(data)
+        job_id = claimed_id(data)
         for namespace in self._tables:
             if submission.subject == subjects.jobs_submit(namespace):
                 event = refusal(submission.sequence, job_id or "refused", reason, now=time.time())
                 self._events.refuse(namespace, event)
         return RefusedJob(sequence=submission.sequence, job_id=job_id, reason=reason, code=code)
 
-    # ---- who waits for a submission ---------------------------------------------------------------------
-
-    def _remember(self, sequence: int, refused: RefusedJob | None) -> None:
-        self._looked_at[sequence] = refused
-        while len(self._looked_at) > _REMEMBERED:
-            self._looked_at.popitem(last=False)
-        self._wake(sequence)
-
-    def on_job_changed(self, key: JobKey) -> None:
-        self._wake(key)
-        self._unpark(key)
-
-    def _wake(self, what: JobKey | int) -> None:
-        for future in self._waiters.pop(what, ()):
-            if not future.done():
-                future.set_result(None)
-
-    def _stop_waiting(self, future: asyncio.Future[None], *awaited: JobKey | int) -> None:
-        for what in awaited:
-            waiters = self._waiters.get(what)
-            if waiters is not None and future in waiters:
-                waiters.remove(future)
-                if not waiters:
-                    del self._waiters[what]
-
-    async def wait_looked_at(self, job: JobKey, sequence: int) -> RefusedJob | None:
-        """Why the submission was refused, None once it is recorded."""
-        while sequence not in self._looked_at:
-            if sequence < self._settled_before:
-                return None  # by an earlier controller: the records tell what became of it
-            entry = self._books.get(job)
-            if entry is not None and entry.job is not None and entry.job.value.order == sequence:
-                return None
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            for what in (job, sequence):
-                self._waiters.setdefault(what, []).append(future)
-            try:
-                await future
-            except asyncio.CancelledError:
-                self._stop_waiting(future, job, sequence)
-                raise
-        return self._looked_at[sequence]
-
-
-class UnknownNamespaceError(FlusterError):
-    """The cluster does not have that namespace, or not for long."""
-
-
-class UnknownDependencyError(FlusterError):
-    """It is to run after a job that does not exist."""
-
-
-class CircularDependencyError(FlusterError):
-    """It is to replace a job for which those wait that it is to run after."""
-
-
-class LauncherEndedError(FlusterError):
-    """The attempt that launched it has ended."""
-
-
-class TooManyOwnersError(FlusterError):
-    """Too many programs own jobs of the namespace."""
-
-
-class TooManyAncestorsError(FlusterError):
-    """Jobs were launched from within one another too often, or in a circle."""
-
-
-class TooManyDependenciesError(FlusterError):
-    """Those that wait in the namespace name too many others."""
-
-
-class TooManyNeedsError(FlusterError):
-    """Unfinished jobs of the namespace ask for too many different resources."""
-
-
-class TooManyReplacementsError(FlusterError):
-    """Too many jobs are being stopped to be replaced."""
-
-
-class QuotaExceededError(FlusterError):
-    """The namespace's quota has no room for the job, whatever ends, or for one more that waits."""
-
-
-class _ParkedError(FlusterError):
-    """It is looked at again when the job that it replaces is gone."""
-
-
-class _TooEarlyError(FlusterError):
-    """It cannot be decided yet."""
-
-
-# What will not be better when it comes again.
-_REFUSED = (
-    CircularDependencyError,
-    InvalidMessageError,
-    InvalidNameError,
-    KeyExistsError,
-    LauncherEndedError,
-    MessageTooLargeError,
-    NoRoomForJobError,
-    ObjectCorruptError,
-    ObjectNotFoundError,
-    ObjectTooLargeError,
-    QuotaExceededError,
-    TooManyAncestorsError,
-    TooManyDependenciesError,
-    TooManyNeedsError,
-    TooManyOwnersError,
-    TooManyReplacementsError,
-    UnknownDependencyError,
-    UnknownNamespaceError,
-)
-
 
 def default_job_id(name: str, sequence: int) -> JobId:
     """Of a job whose request names none."""
     return JobId(f"{name[: MAX_NAME_LENGTH - 20]}-{sequence}")
-
-
-def _claimed_id(data: bytes) -> JobId | None:
-    """The id or name that a refused message gave itself, if it can be read at all."""
-    try:
-        message = json.loads(data)
-        return JobId(check_name("job id", message.get("job_id") or message.get("name")))
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        return None
