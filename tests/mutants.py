@@ -46,8 +46,8 @@ CORES = {
     # again, and what is asked of an array or a reservation whose records are gone.
     "fluster_services.controller.scheduling.dispatch": Core(("dispatch", "kept_free", "dispatch_of_namespaces"), 26),
     # Decides nothing: how many beats are served at once, digits that are shown, and a moment of no length.
-    "fluster_services.controller.scheduling.judge": Core(("judge",), 3),
-    "fluster_services.controller.state.liveness": Core(("liveness", "judge", "roster"), 0),
+    "fluster_services.controller.scheduling.worker_monitor": Core(("worker_monitor",), 3),
+    "fluster_services.controller.state.liveness": Core(("liveness", "worker_monitor", "roster"), 0),
     # Of no effect: what follows of a gang is nothing for a job that is none.
     "fluster_services.controller.rules.reconcile": Core(("reconcile", "gangs"), 1),
     # Of no effect: a worker that has a bound on its tasks says how many it has left.

@@ -13,7 +13,7 @@ from fluster_bus.core import buckets
 from fluster_bus.messages import JobStatus, Offer, OfferReply, TaskRecord
 from fluster_services import capacity, gangs, lifecycle
 from fluster_services.controller.state.books import JobEntry, JobKey
-from fluster_services.gangs import Verdict
+from fluster_services.gangs import EpochDecision
 
 if TYPE_CHECKING:
     from benchmarks.simulator.simulation import Simulation
@@ -147,10 +147,10 @@ class Fleet:
         assert entry.job is not None
         for task in entry.task_records():
             attempt = self._attempt(task) if lifecycle.is_held(task) else None
-            decided = gangs.verdict(entry.job.value, task.epoch)
+            decided = gangs.decision(entry.job.value, task.epoch)
             if attempt is None or attempt.runs or decided is None or self._present(attempt) is None:
                 continue
-            if decided is Verdict.GO:
+            if decided is EpochDecision.GO:
                 self._start(attempt)
             else:
                 self._release(attempt, task)

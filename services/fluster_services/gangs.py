@@ -29,7 +29,7 @@ Name = TypeVar("Name", bound=str)
 MAX_AT_ONCE = 256
 
 
-class Verdict(Enum):
+class EpochDecision(Enum):
     """What the job's record says of an epoch."""
 
     GO = "go"
@@ -39,18 +39,18 @@ class Verdict(Enum):
 # ---- an epoch -------------------------------------------------------------------------------------------
 
 
-def verdict(job: JobRecord, epoch: int) -> Verdict | None:
+def decision(job: JobRecord, epoch: int) -> EpochDecision | None:
     """Whether holds for `epoch` may start or have to be released; None while that is open."""
     if job.state.finished():
-        return Verdict.OFF
+        return EpochDecision.OFF
     if job.epoch < epoch:
         return None
-    return Verdict.GO if job.epoch == epoch and job.is_go else Verdict.OFF
+    return EpochDecision.GO if job.epoch == epoch and job.is_go else EpochDecision.OFF
 
 
 def call_off(job: JobRecord, epoch: int) -> JobRecord | None:
     """Decide that holds for `epoch` are to be released; None when it is decided already."""
-    if verdict(job, epoch) is not None:
+    if decision(job, epoch) is not None:
         return None
     return job.model_copy(update={"epoch": epoch, "is_go": False, "gang_address": None})
 

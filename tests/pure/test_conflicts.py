@@ -17,11 +17,11 @@ from fluster_bus.messages import (
 )
 from fluster_services import lifecycle
 from fluster_services.controller.rules.conflicts import (
-    Verdict,
+    Resolution,
     circle,
-    judge,
     mark,
     refusal,
+    resolve,
     successor,
     task_successor,
     unmark,
@@ -57,32 +57,32 @@ def ended(job: JobRecord, state: JobStatus) -> JobRecord:
 @pytest.mark.parametrize(
     ("mode", "state", "expected"),
     [
-        ("error", JobStatus.PENDING, Verdict.REFUSE),
-        ("error", S, Verdict.REFUSE),
-        ("keep", JobStatus.PENDING, Verdict.DONE),
-        ("keep", S, Verdict.DONE),
-        ("keep", F, Verdict.REPLACE),
-        ("keep", K, Verdict.REPLACE),
-        ("replace", JobStatus.PENDING, Verdict.STOP),
-        ("replace", S, Verdict.REPLACE),
-        ("replace", F, Verdict.REPLACE),
+        ("error", JobStatus.PENDING, Resolution.REFUSE),
+        ("error", S, Resolution.REFUSE),
+        ("keep", JobStatus.PENDING, Resolution.DONE),
+        ("keep", S, Resolution.DONE),
+        ("keep", F, Resolution.REPLACE),
+        ("keep", K, Resolution.REPLACE),
+        ("replace", JobStatus.PENDING, Resolution.STOP),
+        ("replace", S, Resolution.REPLACE),
+        ("replace", F, Resolution.REPLACE),
     ],
 )
-def test_what_becomes_of_a_submission(mode: str, state: JobStatus, expected: Verdict) -> None:
+def test_what_becomes_of_a_submission(mode: str, state: JobStatus, expected: Resolution) -> None:
     known = ended(submitted("error", 1, now=0), state)
-    assert judge(known, submitted(mode, 2), gone=True) is expected
-    stopped = Verdict.STOP if expected is Verdict.REPLACE else expected
-    assert judge(known, submitted(mode, 2), gone=False) is stopped, "what it launched has to be gone, too"
-    assert judge(known, submitted(mode, 1), gone=False) is Verdict.RECORDED
+    assert resolve(known, submitted(mode, 2), gone=True) is expected
+    stopped = Resolution.STOP if expected is Resolution.REPLACE else expected
+    assert resolve(known, submitted(mode, 2), gone=False) is stopped, "what it launched has to be gone, too"
+    assert resolve(known, submitted(mode, 1), gone=False) is Resolution.RECORDED
 
 
 @pytest.mark.parametrize("mode", ["error", "keep", "replace"])
 @pytest.mark.parametrize("state", [JobStatus.PENDING, S, F])
 def test_the_same_submission_sent_again_does_nothing(mode: str, state: JobStatus) -> None:
     known = ended(submitted(mode, 1, now=0, submission="x"), state)
-    assert judge(known, submitted(mode, 2, now=9_999, submission="x"), gone=True) is Verdict.DONE
+    assert resolve(known, submitted(mode, 2, now=9_999, submission="x"), gone=True) is Resolution.DONE
     other = successor(ended(known, F), [], submitted("replace", 2, submission="y"))
-    assert judge(other, submitted(mode, 3, submission="x"), gone=True) is Verdict.DONE, "it was replaced since"
+    assert resolve(other, submitted(mode, 3, submission="x"), gone=True) is Resolution.DONE, "it was replaced since"
 
 
 @pytest.mark.parametrize("again", ["y", None])
@@ -91,7 +91,7 @@ def test_what_is_submitted_again_is_another_however_alike_and_soon(again: str | 
     known = ended(submitted("error", 1, submission=again and "x"), state)
     same = known.request.model_copy(update={"submission": again})
     alike = lifecycle.new_job(NS, ID, same, order=2, now=1_000)
-    assert judge(known, alike, gone=True) is Verdict.REFUSE
+    assert resolve(known, alike, gone=True) is Resolution.REFUSE
 
 
 def test_an_id_that_is_taken_is_told_with_what_can_be_done() -> None:
@@ -107,15 +107,15 @@ def test_the_last_that_was_submitted_replaces_it() -> None:
     assert known is not None
     assert known.kill_requested == "replaced by a newer submission of its id"
     assert mark(known, 3) is None
-    assert judge(known, submitted("replace", 2), gone=False) is Verdict.DONE
-    assert judge(known, submitted("replace", 4), gone=False) is Verdict.STOP
-    assert judge(ended(known, K), submitted("replace", 3), gone=True) is Verdict.REPLACE
+    assert resolve(known, submitted("replace", 2), gone=False) is Resolution.DONE
+    assert resolve(known, submitted("replace", 4), gone=False) is Resolution.STOP
+    assert resolve(ended(known, K), submitted("replace", 3), gone=True) is Resolution.REPLACE
     for keeper in (2, 4):
-        assert judge(ended(known, K), submitted("keep", keeper), gone=True) is Verdict.DONE, "that one is kept"
+        assert resolve(ended(known, K), submitted("keep", keeper), gone=True) is Resolution.DONE, "that one is kept"
     by_keep = mark(ended(submitted("error", 1), F), 3)
     assert by_keep is not None
     assert by_keep.kill_requested is None
-    assert judge(by_keep, submitted("keep", 3), gone=True) is Verdict.REPLACE
+    assert resolve(by_keep, submitted("keep", 3), gone=True) is Resolution.REPLACE
 
 
 def test_who_asks_for_the_id_is_told_about_the_replacement() -> None:
@@ -229,17 +229,17 @@ class _Cluster:
             self.write(job)
             known = job
         gone = self.books.unfinished(JobKey(NS, ID)) is None
-        verdict = judge(known, job, gone=gone)
-        if verdict is Verdict.STOP:
+        resolution = resolve(known, job, gone=gone)
+        if resolution is Resolution.STOP:
             marked = mark(known, job.order)
             if marked is not None:
                 self.write(marked)
             return False
-        if verdict is Verdict.REPLACE:
+        if resolution is Resolution.REPLACE:
             assert not any(lifecycle.is_held(task) for task in self.tasks())
             known = successor(known, self.tasks(), job)
             self.write(known)
-        if verdict in (Verdict.REPLACE, Verdict.RECORDED):
+        if resolution in (Resolution.REPLACE, Resolution.RECORDED):
             if self.dies():
                 return False
             return self._write_tasks(known)
@@ -304,7 +304,7 @@ def test_random_histories(seed: int) -> None:
             if dice.random() < 0.5:
                 job = dice.choice(waiting[:3])
                 known = cluster.job()
-                refused = known is not None and judge(known, job, gone=False) is Verdict.REFUSE
+                refused = known is not None and resolve(known, job, gone=False) is Resolution.REFUSE
                 if refused or cluster.look_at(job):
                     waiting.remove(job)
             else:

@@ -202,7 +202,7 @@ class _Cluster:
         is_mine = record.attempt == hold.attempt and record.worker_id == hold.worker_id and lifecycle.is_held(record)
         if not is_mine:
             return  # its processes are stopped
-        verdict = gangs.verdict(self.job, hold.epoch)
+        decision = gangs.decision(self.job, hold.epoch)
         wish = record.kill_requested or record.restart_requested
         if wish is not None:
             self._end(row, hold, K)
@@ -214,9 +214,9 @@ class _Cluster:
                 self.holds.append(hold)
             else:
                 self._end(row, hold, self.dice.choice((S, S, S, F)))
-        elif verdict is gangs.Verdict.OFF:
+        elif decision is gangs.EpochDecision.OFF:
             self._release(row, hold)
-        elif verdict is gangs.Verdict.GO:
+        elif decision is gangs.EpochDecision.GO:
             assert record.is_ready
             self.began.setdefault(hold.epoch, set()).add(hold.task)
             self.holds.append(_Hold(hold.task, hold.attempt, hold.epoch, hold.worker_id, True, True))
@@ -359,7 +359,7 @@ def test_when_all_are_ready_the_job_says_go_and_where_the_first_is() -> None:
     (go,) = _next(job, tasks)
     assert isinstance(go, JobRecord)
     assert (go.epoch, go.is_go, go.gang_address) == (1, True, "w0:1234")
-    assert gangs.verdict(go, 1) is gangs.Verdict.GO
+    assert gangs.decision(go, 1) is gangs.EpochDecision.GO
     assert gangs.call_off(go, 1) is None, "who is late finds it decided"
 
 
@@ -376,7 +376,7 @@ def test_a_hold_alone_is_called_off_unless_offers_are_out() -> None:
     (off,) = _next(job, [_held(first), second])
     assert isinstance(off, JobRecord)
     assert (off.epoch, off.is_go) == (1, False)
-    assert gangs.verdict(off, 1) is gangs.Verdict.OFF
+    assert gangs.decision(off, 1) is gangs.EpochDecision.OFF
 
 
 def test_holds_of_two_epochs_are_called_off_together() -> None:
@@ -523,9 +523,13 @@ def test_a_gang_puts_up_with_no_failed_task() -> None:
 
 def test_holds_of_an_epoch_that_is_over_do_not_start_by_the_go_of_a_later_one() -> None:
     go = _gang(2).model_copy(update={"epoch": 2, "is_go": True})
-    assert [gangs.verdict(go, epoch) for epoch in (1, 2, 3)] == [gangs.Verdict.OFF, gangs.Verdict.GO, None]
+    assert [gangs.decision(go, epoch) for epoch in (1, 2, 3)] == [gangs.EpochDecision.OFF, gangs.EpochDecision.GO, None]
     off = go.model_copy(update={"is_go": False})
-    assert [gangs.verdict(off, epoch) for epoch in (1, 2, 3)] == [gangs.Verdict.OFF, gangs.Verdict.OFF, None]
+    assert [gangs.decision(off, epoch) for epoch in (1, 2, 3)] == [
+        gangs.EpochDecision.OFF,
+        gangs.EpochDecision.OFF,
+        None,
+    ]
 
 
 def test_what_runs_of_an_epoch_before_the_one_that_was_called_off_is_stopped_and_a_hold_is_not() -> None:

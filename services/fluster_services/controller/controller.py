@@ -45,9 +45,9 @@ from fluster_services.controller.namespaces.server_users import ServerUsers
 from fluster_services.controller.namespaces.steward import Steward
 from fluster_services.controller.reconciler import Reconciler
 from fluster_services.controller.scheduling.gangs import Gangs
-from fluster_services.controller.scheduling.judge import Judge
 from fluster_services.controller.scheduling.offers import Offers
 from fluster_services.controller.scheduling.waits import Deadlines, Waits, waited_s
+from fluster_services.controller.scheduling.worker_monitor import WorkerMonitor
 from fluster_services.controller.state.books import Books, JobKey
 from fluster_services.controller.state.dirty_jobs import DirtyJobs
 from fluster_services.controller.state.liveness import Liveness
@@ -130,7 +130,7 @@ class Controller:
             dirty=dirty,
             timing=timing,
         )
-        self.judge = Judge(
+        self.monitor = WorkerMonitor(
             bus,
             seat,
             books=books,
@@ -224,7 +224,7 @@ class Controller:
             namespaces=self.namespaces,
             store=self.store,
             owners=self.owners,
-            monitor=self.judge,
+            monitor=self.monitor,
             jobs=jobs,
             explanations=explanations,
             operators=operators,
@@ -267,7 +267,7 @@ class Controller:
     async def _lead(self, tasks: asyncio.TaskGroup) -> None:
         """Begin to write what follows from the records, and return when requests are answered."""
         loops = (
-            self.judge.run,
+            self.monitor.run,
             self.offers.run,
             self.gangs.run,
             self.intake.run,
@@ -406,7 +406,7 @@ class Controller:
             for child in self.books.children(key):
                 self.dirty.mark(child)
         if lifecycle.is_held(task) and task.worker_id is not None:
-            self.judge.on_held(task.worker_id)
+            self.monitor.on_held(task.worker_id)
         now = time.monotonic()
         self.dispatch.on_task(key, task, pause_s=self.waits.pause_s(key, task, now=now))
         self._deadlines.on_task(key, task, now=now)

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from fluster_services.controller.leading.seat import Seat
     from fluster_services.controller.leading.store_setup import StoreSetup
     from fluster_services.controller.namespaces.namespaces import NamespaceSet
-    from fluster_services.controller.scheduling.judge import Judge
+    from fluster_services.controller.scheduling.worker_monitor import WorkerMonitor
     from fluster_services.controller.sweeps.owners import Owners
 
 
@@ -73,7 +73,7 @@ class ControllerService:
         namespaces: NamespaceSet,
         store: StoreSetup,
         owners: Owners,
-        monitor: Judge,
+        monitor: WorkerMonitor,
         jobs: JobRequests,
         explanations: ExplainRequests,
         operators: NamespaceRequests,

@@ -24,7 +24,7 @@ from fluster_bus.messages.records import KEPT_EARLIER, KEPT_TRANSITIONS
 from fluster_services import lifecycle
 
 
-class Verdict(Enum):
+class Resolution(Enum):
     """What to do with a submission."""
 
     RECORDED = auto()  # it is this one that is there, delivered again
@@ -34,23 +34,23 @@ class Verdict(Enum):
     REPLACE = auto()
 
 
-def judge(known: JobRecord, submitted: JobRecord, *, gone: bool) -> Verdict:
+def resolve(known: JobRecord, submitted: JobRecord, *, gone: bool) -> Resolution:
     """What to do with `submitted`. `gone` is true when the one that is there has ended, with all that it launched."""
     order = submitted.order
     if order == known.order:
-        return Verdict.RECORDED
+        return Resolution.RECORDED
     if order in known.earlier:
-        return Verdict.DONE
+        return Resolution.DONE
     if _was_sent_again(known, submitted.request.submission):
-        return Verdict.DONE
+        return Resolution.DONE
     mode = submitted.request.on_conflict
     if mode == "error":
-        return Verdict.REFUSE
+        return Resolution.REFUSE
     if order < max(known.order, known.replacement.order if known.replacement is not None else 0):
-        return Verdict.DONE
+        return Resolution.DONE
     if mode == "keep" and not _is_to_replace(known, order):
-        return Verdict.DONE
-    return Verdict.REPLACE if known.state.finished() and gone else Verdict.STOP
+        return Resolution.DONE
+    return Resolution.REPLACE if known.state.finished() and gone else Resolution.STOP
 
 
 def _was_sent_again(known: JobRecord, submission: str | None) -> bool:

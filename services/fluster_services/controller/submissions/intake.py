@@ -33,7 +33,7 @@ from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
 from fluster_services.controller.leading.event_log import refusal
 from fluster_services.controller.rules import conflicts
-from fluster_services.controller.rules.conflicts import Verdict
+from fluster_services.controller.rules.conflicts import Resolution
 from fluster_services.controller.state.books import JobKey
 from fluster_services.controller.state.slim_records import MAX_BODY_BYTES, weighs_more
 from fluster_services.controller.submissions.checks import SubmissionChecks
@@ -247,18 +247,18 @@ class Intake:
                 raise TooEarlyError(f"the record of {job.job_id} was taken away at this moment")
             self._writer.apply(row)
             known, blocking = row.value, self._books.unfinished(key)
-            match conflicts.judge(known, job, gone=blocking is None):
-                case Verdict.RECORDED:
+            match conflicts.resolve(known, job, gone=blocking is None):
+                case Resolution.RECORDED:
                     await self._forget_replaced_tasks(known)
                     return known
-                case Verdict.DONE:
+                case Resolution.DONE:
                     if known.request.submission != job.request.submission:  # another is kept instead of it
                         self._writer.forget_secrets(job)
                     return None
-                case Verdict.REFUSE:
+                case Resolution.REFUSE:
                     self._writer.forget_secrets(job)
                     raise KeyExistsError(conflicts.refusal(known))
-                case Verdict.STOP:
+                case Resolution.STOP:
                     await self._check_after(job, row)
                     marked = conflicts.mark(known, job.order)
                     if marked is None and blocking is not None:
@@ -267,7 +267,7 @@ class Intake:
                     if marked is not None:
                         self.parked.check_room(key)
                         await self._writer.write(marked, row.revision)
-                case Verdict.REPLACE:
+                case Resolution.REPLACE:
                     await self._check_after(job, row)
                     with self._checks.room_to_wait(job):  # which was there just now
                         replaced = await self._replace(job, row, known)

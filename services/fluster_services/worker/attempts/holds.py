@@ -119,9 +119,9 @@ class Holds:
                 if isinstance(change, Row):
                     if change.value.order != record.order:
                         return None  # the job was replaced
-                    verdict = gangs.verdict(change.value, record.epoch)
-                    if verdict is not None:
-                        return change.value if verdict is gangs.Verdict.GO else None
+                    decision = gangs.decision(change.value, record.epoch)
+                    if decision is not None:
+                        return change.value if decision is gangs.EpochDecision.GO else None
         raise AssertionError("a watch does not end")
 
     async def _call_off(self, record: TaskRecord) -> Decision:
@@ -134,7 +134,7 @@ class Holds:
                     return None
                 wanted = gangs.call_off(row.value, record.epoch)
                 if wanted is None:
-                    is_go = gangs.verdict(row.value, record.epoch) is gangs.Verdict.GO
+                    is_go = gangs.decision(row.value, record.epoch) is gangs.EpochDecision.GO
                     return row.value if is_go else None
                 await table.update(row.key, wanted, row.revision)
             except RevisionConflictError:

@@ -1,4 +1,4 @@
-"""Judges workers by their heartbeats, and tasks that no worker could ever run."""
+"""Tells lost workers by their heartbeats, and gives up tasks that no worker could ever run."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Judge:
-    """Whom the controller believes to live."""
+class WorkerMonitor:
+    """Tracks which workers live, and writes the end of what the others held."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Judge:
         self._timing = timing
 
     async def run(self) -> None:
-        """Judge at each beat's interval, until cancelled."""
+        """Look at each beat's interval, until cancelled."""
         bus = self._bus
         bus.on_reconnect(lambda: self._roster.liveness.on_interruption(now=time.monotonic()))
         # Nobody was heard by this controller while another led, or none did.
@@ -75,7 +75,7 @@ class Judge:
                 self._roster.liveness.on_interruption(now=time.monotonic())
             if bus.connected:
                 await self._seat.wait_sure()
-                await self._judge_workers()
+                await self._end_lost()
                 await self._give_up_misfits()
                 await self._gangs.give_up_misfits()
 
@@ -91,7 +91,7 @@ class Judge:
         """A record says that the worker holds a task."""
         self._roster.liveness.expect(worker_id, now=time.monotonic())
 
-    async def _judge_workers(self) -> None:
+    async def _end_lost(self) -> None:
         books, workers = self._books, self._roster.workers
         for worker_id in self._roster.take_lost(now=time.monotonic()):
             log.warning("worker %s is lost, with %d tasks", worker_id, len(books.held_by(worker_id)))

@@ -21,9 +21,9 @@ from fluster_bus.messages.parts.resources import GIB
 from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
 from fluster_services.config import Timing
-from fluster_services.controller.scheduling import judge as judge_module
+from fluster_services.controller.scheduling import worker_monitor
 from fluster_services.controller.scheduling.dispatch import Dispatch
-from fluster_services.controller.scheduling.judge import Judge
+from fluster_services.controller.scheduling.worker_monitor import WorkerMonitor
 from fluster_services.controller.state.books import Books, record_key
 from fluster_services.controller.state.liveness import Liveness
 from fluster_services.controller.state.roster import Roster
@@ -36,7 +36,7 @@ TIMING = Timing(heartbeat_s=0.02, fence_after_s=90, worker_timeout_s=120)
 
 
 class Judging:
-    """A judge, one worker that it knows since 0 s, and all else of a controller that it looks at."""
+    """A monitor, one worker that it knows since 0 s, and all else of a controller that it looks at."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -44,7 +44,7 @@ class Judging:
         self.sure = asyncio.Event()
         self.sure.set()
         self.while_asleep: dict[int, float] = {}  # {after so many looks: seconds that pass during the next sleep}
-        monkeypatch.setattr(judge_module, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
+        monkeypatch.setattr(worker_monitor, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
         self.written: list[TaskRecord] = []
         self.while_written: Callable[[], object] = lambda: None
         self.deleted: list[WorkerId] = []
@@ -60,7 +60,7 @@ class Judging:
         workers: Any = SimpleNamespace(delete=self._delete)
         gangs: Any = SimpleNamespace(give_up_misfits=self._async)
         writer: Any = SimpleNamespace(write_verdicts=self._write)
-        self.judge = Judge(
+        self.monitor = WorkerMonitor(
             bus,
             seat,
             books=self.books,
@@ -97,14 +97,14 @@ class Judging:
         await self.sure.wait()
         self.looks += 1
         passing = self.while_asleep.pop(self.looks, 0.0)
-        asyncio.get_running_loop().call_soon(self._pass_time, passing)  # it comes to that when the judge sleeps
+        asyncio.get_running_loop().call_soon(self._pass_time, passing)  # it comes to that when the monitor sleeps
 
     def _pass_time(self, seconds: float) -> None:
         self.now += seconds
 
     async def look(self, times: int) -> None:
         """Let it look so many times."""
-        judging = asyncio.create_task(self.judge.run())
+        judging = asyncio.create_task(self.monitor.run())
         until = self.looks + times
         await wait_until_async(lambda: self.looks >= until or judging.done())
         assert not judging.done(), judging
@@ -158,7 +158,7 @@ async def test_one_that_was_merely_slow_judges(it: Judging) -> None:
 async def test_a_beat_is_not_acknowledged_before_it_is_known_who_leads(it: Judging) -> None:
     it.sure.clear()
     beat = Heartbeat(worker_id=W, free=Capacity(), attempts=())
-    heard = asyncio.create_task(it.judge._on_heartbeat(beat, ""))
+    heard = asyncio.create_task(it.monitor._on_heartbeat(beat, ""))
     for _ in range(10):
         await asyncio.sleep(0)
     assert not heard.done(), "a leader that was deposed would keep a worker from its fence"
