@@ -339,7 +339,7 @@ async def test_a_kill_wish_leaves_the_callable_in_the_record(
     assert isinstance(whole, JobRecord)
     assert whole.kill_requested == "enough"
     assert len(whole.to_json()) > 100_000
-    assert await running.writer._whole(wish, entry.job.revision - 1) is None  # somebody else was first
+    assert await running.writer._whole(wish, entry.job.revision - 1) is None  # another writer was first
 
 
 async def test_a_large_exception_is_told_whole(

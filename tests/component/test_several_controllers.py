@@ -277,7 +277,7 @@ async def test_a_stopped_leader_can_judge_nothing(
         await wait_until_async(lambda: second.leads)
         before = await tasks_table(bus, NS).rows("*.*")
 
-        # It waits: for all it knows somebody else leads.
+        # It waits: for all it knows another leads.
         writing = asyncio.create_task(first.controller.writer.write(before[0].value, before[0].revision))
         judging = asyncio.create_task(first.controller.writer.write_verdicts(_lost(before)))
         done, _ = await asyncio.wait({writing, judging}, timeout=0.3)

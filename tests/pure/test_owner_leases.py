@@ -3,7 +3,7 @@
 import random
 
 from fluster_bus.messages import Namespace
-from fluster_services.controller.sweeps.owner_leases import Owner, OwnerLeases
+from fluster_services.controller.sweeps.owners import Owner, OwnerLeases
 
 LEASE_S = 10.0
 A, B = (Owner(Namespace("default"), name) for name in "ab")

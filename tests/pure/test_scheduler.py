@@ -20,7 +20,7 @@ from fluster_services.controller.scheduling.reservation import choose
 from fluster_services.controller.scheduling.scheduler import Scheduler
 from fluster_services.controller.scheduling.waiting import MAX_WINDOW
 from fluster_services.controller.state.books import JobKey
-from fluster_services.controller.state.worker_view import WorkerView
+from fluster_services.controller.state.roster import WorkerView
 
 NEEDS = [
     Capacity(cpu=1, memory=1),

@@ -1,7 +1,7 @@
 """What is known of VMs that are not there."""
 
 from fluster_bus.messages import VMTrouble, WorkerId
-from fluster_services.controller.state.vm_troubles import VMTroubles
+from fluster_services.controller.state.reports import VMTroubles
 
 A, B = WorkerId("a"), WorkerId("b")
 

@@ -26,8 +26,8 @@ from fluster_services.controller.scheduling.dispatch import Dispatch
 from fluster_services.controller.scheduling.worker_monitor import WorkerMonitor
 from fluster_services.controller.state.books import Books, record_key
 from fluster_services.controller.state.liveness import Liveness
+from fluster_services.controller.state.reports import VMTroubles
 from fluster_services.controller.state.roster import Roster
-from fluster_services.controller.state.vm_troubles import VMTroubles
 from tests.pure.recorded import recorded_job, registered_worker
 from tests.waiting import wait_until_async
 

@@ -51,15 +51,13 @@ from fluster_services.controller.scheduling.worker_monitor import WorkerMonitor
 from fluster_services.controller.state.books import Books, JobKey
 from fluster_services.controller.state.dirty_jobs import DirtyJobs
 from fluster_services.controller.state.liveness import Liveness
-from fluster_services.controller.state.progress import ProgressBoard
+from fluster_services.controller.state.reports import ProgressBoard, VMTroubles
 from fluster_services.controller.state.roster import Roster
-from fluster_services.controller.state.vm_troubles import VMTroubles
 from fluster_services.controller.submissions.intake import Intake
 from fluster_services.controller.submissions.lost_submissions import settle_lost_submissions
 from fluster_services.controller.sweeps.owners import Owners
 from fluster_services.controller.sweeps.registry_sweep import RegistrySweep
-from fluster_services.controller.sweeps.retention import RecordSweep
-from fluster_services.controller.sweeps.secret_sweep import SecretSweep
+from fluster_services.controller.sweeps.retention import RecordSweep, SecretSweep
 
 if TYPE_CHECKING:
     from fluster_bus.trust.signer import Signer

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from fluster_services.controller.scheduling.gangs import Gangs
     from fluster_services.controller.scheduling.waits import Waits
     from fluster_services.controller.state.books import Books
-    from fluster_services.controller.state.progress import ProgressBoard
+    from fluster_services.controller.state.reports import ProgressBoard, VMTroubles
     from fluster_services.controller.state.roster import Roster
-    from fluster_services.controller.state.vm_troubles import VMTroubles
 
 
 class ExplainRequests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from fluster_bus.core.errors import BusyError, ServiceError
@@ -15,27 +16,30 @@ from fluster_bus.messages import (
     ListReply,
     ListRequest,
     Namespace,
+    Progress,
     RefusedJob,
     StatusReply,
     StatusRequest,
     TaskRecord,
+    TerminateReply,
     TerminateRequest,
 )
+from fluster_bus.messages.parts.model import Message
+from fluster_bus.messages.requests import MAX_JOBS_A_REPLY
 from fluster_bus.messages.stacks import TaskStack, TaskStackRequest
 from fluster_services import lifecycle
-from fluster_services.controller.answers.flushing import flush_job
-from fluster_services.controller.answers.job_pages import JobPage, Json, terminated, written_job
 from fluster_services.controller.answers.requests import Pace, present_pace
-from fluster_services.controller.answers.stacks import stack_of
+from fluster_services.controller.answers.worker_requests import flush_job, stack_of
 from fluster_services.controller.state.books import JobKey
 from fluster_services.controller.state.slim_records import is_left, is_slim_end, is_slim_error
-from fluster_services.job_info import job_status, job_summary
+from fluster_services.job_info import job_status, job_summary, task_statuses
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
+    from fluster_services.controller.answers.requests import Pace
     from fluster_services.controller.leading.record_writer import RecordTables, RecordWriter
     from fluster_services.controller.state.books import Books
-    from fluster_services.controller.state.progress import ProgressBoard
+    from fluster_services.controller.state.reports import ProgressBoard
     from fluster_services.controller.submissions.outcomes import SubmissionOutcomes
 
 _RECORDED_TIMEOUT_S = 4.0  # below the client's own, so that it hears which jobs are not recorded yet
@@ -184,3 +188,70 @@ def known_job(books: Books, key: JobKey) -> tuple[JobRecord, list[TaskRecord]]:
             "JobNotFoundError", f"no job {key.job_id!r} in namespace {key.namespace!r}: `fluster ps` lists them"
         )
     return entry.job.value, entry.task_records()
+
+
+_MAX_REPLY_BYTES = 1 << 20  # of jobs; one alone may have more, and still be below the server's limit
+
+
+class JobPage:
+    """The first of some jobs, as many as a reply holds; at least one."""
+
+    def __init__(self, limit: int = MAX_JOBS_A_REPLY) -> None:
+        self._limit = min(limit, MAX_JOBS_A_REPLY)
+        self._jobs: list[bytes] = []
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def is_full(self) -> bool:
+        """True when it holds as many jobs as it may."""
+        return len(self._jobs) >= self._limit
+
+    def add(self, job: bytes) -> bool:
+        """Take in a job; False when it does not fit."""
+        self._size += len(job)
+        if self._jobs and (self.is_full or self._size > _MAX_REPLY_BYTES):
+            return False
+        self._jobs.append(job)
+        return True
+
+    def reply(self, rest: Message) -> Json:
+        """`rest`, with these jobs."""
+        return Json(_with_list(rest.to_json(), "jobs", self._jobs))
+
+
+class Json:
+    """A reply that is written already."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def to_json(self) -> bytes:
+        return self._data
+
+
+async def written_job(
+    summary: JobInfo, job: JobRecord, tasks: Iterable[TaskRecord], progress: Mapping[int, Progress], pace: Pace
+) -> bytes:
+    """The JSON of a JobInfo: `summary`, with its tasks."""
+    written = []
+    for status in task_statuses(job, tasks, progress):
+        written.append(status.to_json())
+        await pace.step()
+    return _with_list(summary.to_json(), "tasks", written)
+
+
+def terminated(job: bytes) -> Json:
+    """A TerminateReply of a job that is written."""
+    (name,) = TerminateReply.model_fields
+    return Json(b'{"%s":%s}' % (name.encode(), job))
+
+
+def _with_list(message: bytes, name: str, items: list[bytes]) -> bytes:
+    """The JSON of a message that lacks its field `name`, with the items of that."""
+    if not items:
+        return message
+    comma = b"," if len(message) > len(b"{}") else b""
+    return b'%s%s"%s":[%s]}' % (message[:-1], comma, name.encode(), b",".join(items))

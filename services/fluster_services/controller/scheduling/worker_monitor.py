@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fluster_services.controller.scheduling.dispatch import Dispatch
     from fluster_services.controller.scheduling.gangs import Gangs
     from fluster_services.controller.state.books import Books
+    from fluster_services.controller.state.reports import VMTroubles
     from fluster_services.controller.state.roster import Roster
-    from fluster_services.controller.state.vm_troubles import VMTroubles
 
 log = logging.getLogger(__name__)
 

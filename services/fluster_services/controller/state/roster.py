@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from fluster_bus.core.version import VERSION
 from fluster_bus.messages import Capacity, TaskRecord, WorkerId, WorkerInfo
@@ -13,7 +14,6 @@ from fluster_services.controller.state.books import Books
 from fluster_services.controller.state.first_fit import FirstFit
 from fluster_services.controller.state.liveness import Liveness
 from fluster_services.controller.state.shares import NOTHING, Amount
-from fluster_services.controller.state.worker_view import WorkerView
 
 
 class Roster:
@@ -165,3 +165,13 @@ class Roster:
         less = Amount.of(before.total) if before is not None else NOTHING
         more = Amount.of(after) if after is not None else NOTHING
         self._total = Amount(*(has - gone + new for has, gone, new in zip(self._total, less, more, strict=True)))
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """A worker as the controller believes it to be."""
+
+    name: str
+    total: Capacity
+    free: Capacity
+    jobs: tuple[str, ...] = ()  # those whose tasks it holds

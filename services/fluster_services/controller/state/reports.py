@@ -1,22 +1,26 @@
-"""How far the tasks that run are. Kept in memory only: workers say it again, and the record of its end has the last."""
+"""What workers and backends of VMs report now and then. It is kept in memory only: they report it again, and the record of a task's end
+has the last of its progress.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from fluster_bus.core import subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.core.fault_log import FaultLog
-from fluster_bus.messages import JobStatus, Namespace, Progress, ProgressReport, TaskRecord
+from fluster_bus.messages import JobStatus, Namespace, Progress, ProgressReport, TaskRecord, VMTrouble, WorkerId
 from fluster_services import lifecycle
 from fluster_services.controller.state.books import Books, JobKey
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
     from fluster_bus.connection.subscription import Subscription
-
+    from fluster_bus.core.delivery import Delivery
 
 log = logging.getLogger(__name__)
 
@@ -84,3 +88,35 @@ def _is_about(report: ProgressReport, task: TaskRecord) -> bool:
     if task.attempt != report.attempt or not lifecycle.is_held(task):
         return False
     return task.state is JobStatus.BUILDING or not report.is_preparing
+
+
+_MAX_VMS = 10_000
+
+
+class VMTroubles:
+    """What was said last about each. Nothing is kept of it: it is said again for as long as it is so."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._faults = FaultLog(log)
+        self._known: dict[WorkerId, tuple[str, float]] = {}  # {VM: (why it is not there, until when that counts)}
+
+    async def listen(self, bus: Bus) -> None:
+        """Hear what is said from now on."""
+        await bus.subscribe(subjects.vm_trouble(), self._on_message)
+
+    def _on_message(self, delivery: Delivery) -> None:
+        with self._faults.contained("what is said of a VM cannot be used"):
+            self.hear(VMTrouble.from_json(delivery.data))
+
+    def hear(self, told: VMTrouble) -> None:
+        """A VM is in trouble, or no longer."""
+        self._known.pop(told.vm_id, None)
+        if told.trouble and len(self._known) < _MAX_VMS:
+            self._known[told.vm_id] = (told.trouble, self._now() + told.counts_for_s)
+
+    def told(self, working: Collection[WorkerId]) -> list[tuple[WorkerId, str]]:
+        """Those that are in trouble by name, and why, but for the ones whose workers are at work."""
+        now = self._now()
+        self._known = {vm_id: (why, until) for vm_id, (why, until) in self._known.items() if until > now}
+        return [(vm_id, why) for vm_id, (why, _until) in sorted(self._known.items()) if vm_id not in working]
