@@ -33,8 +33,8 @@ from fluster_bus.core.errors import (
     StreamNotFoundError,
 )
 from fluster_bus.running.event_loops import loop_factory
+from fluster_services.cluster_files import open_private
 from fluster_services.config import DaemonLogs
-from fluster_services.private_files import open_private
 
 log = logging.getLogger(__name__)
 

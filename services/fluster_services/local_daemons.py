@@ -18,7 +18,7 @@ from fluster_bus.core.errors import FlusterError
 from fluster_bus.core.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LocalLimits, local_timing
-from fluster_services.forking.own_imports import import_kept, import_own
+from fluster_services.forking import import_kept, import_own
 from fluster_services.local_users import JOBS_FOLDER
 
 if TYPE_CHECKING:

@@ -31,22 +31,35 @@ from pathlib import Path
 
 from fluster.local_setup import ADDRESS_FILE, LocalSetup, LocalStarted
 from fluster_bus.core.errors import FlusterError, InvalidMessageError
-from fluster_bus.core.roles import Role
-from fluster_bus.server import EmbeddedServer
-from fluster_services import leftovers
+from fluster_bus.core.roles import MAX_PAYLOAD_BYTES, Role
+from fluster_bus.server import MIN_FREE_BYTES, EmbeddedServer
+from fluster_services import cluster_files
 from fluster_services.config import LocalLimits
-from fluster_services.forking.forked_child import run_and_exit
-from fluster_services.forking.own_imports import import_kept
+from fluster_services.forking import import_kept, run_and_exit
 from fluster_services.local_daemons import FOR_ALL, FOR_VMS, FOR_WORKERS, Daemon, LocalDaemons, read_limits
 from fluster_services.local_users import AddedUsers, added_before
-from fluster_services.store_room import StoreRoom
-from fluster_services.worker.linux.killing import kill_descendants
 from fluster_services.worker.linux.processes import set_process_name
 
 _LEAVE_TIMEOUT_S, _VMS_LEAVE_TIMEOUT_S = 5.0, 15.0
 _SERVER_PAUSE_S = 5.0  # before it is tried again to start a server that could not be
 _LOOK_AT_DISK_S = 2.0
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+class StoreRoom:
+    """Tells when a nats-server is to be started anew: a stream that it could not write once stays closed until then."""
+
+    def __init__(self) -> None:
+        self._was_full = False
+
+    def see(self, free_bytes: int) -> bool:
+        """True once there is room again, after a time in which the largest message would not have found any."""
+        if free_bytes < MAX_PAYLOAD_BYTES:
+            self._was_full = True
+        elif self._was_full and free_bytes >= MIN_FREE_BYTES:
+            self._was_full = False
+            return True
+        return False
 
 
 @dataclass
@@ -325,7 +338,7 @@ def _make(folder: Path) -> None:
 @contextlib.contextmanager
 def _held(store_dir: Path) -> Iterator[None]:
     """Keep the store from other clusters while this process lives. Raises FlusterError when another one has it."""
-    with (store_dir / leftovers.LOCK_FILE).open("a+", encoding="utf-8") as file:
+    with (store_dir / cluster_files.LOCK_FILE).open("a+", encoding="utf-8") as file:
         try:
             # Not inherited by daemons, which may outlive this process a little.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -361,7 +374,7 @@ def main() -> None:
             setup = _read_setup(leash)
             if setup.store_dir is None:
                 # Not a TemporaryDirectory: every process that is forked from here would remove it at its own exit.
-                store_dir = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
+                store_dir = Path(tempfile.mkdtemp(prefix=cluster_files.PREFIX))
                 stack.callback(shutil.rmtree, store_dir, ignore_errors=True)
             else:
                 store_dir = Path(setup.store_dir)
@@ -378,7 +391,7 @@ def main() -> None:
             _say(LocalStarted(error=str(error)))
             return
         _say(LocalStarted(address=address, store_dir=str(store_dir)))
-        leftovers.sweep(but=store_dir)  # not earlier: the owner waits no longer for it
+        cluster_files.sweep(but=store_dir)  # not earlier: the owner waits no longer for it
         supervisor.watch(leash)
 
 

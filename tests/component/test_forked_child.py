@@ -9,7 +9,7 @@ import pytest
 
 _PROGRAM = """
 import atexit, os, sys
-from fluster_services.forking.forked_child import run_and_exit
+from fluster_services.forking import run_and_exit
 
 atexit.register(lambda: print("the end of", os.getpid() == parent, flush=True))
 parent = os.getpid()

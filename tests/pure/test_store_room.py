@@ -1,6 +1,6 @@
 """When a server whose disk was full is started anew."""
 
-from fluster_services.store_room import StoreRoom
+from fluster_services.supervisor import StoreRoom
 
 
 def test_one_that_always_has_room_is_left_alone() -> None:

@@ -20,13 +20,21 @@ from fluster_bus.access.address import BusAddress
 from fluster_bus.core.devices import Devices
 from fluster_bus.core.errors import InvalidNameError
 from fluster_bus.messages import Capacity, Namespace, WorkerId
-from fluster_services.vm import ClusterToJoin, DockerBackend, LocalBackend, VMError, output
-from fluster_services.vm.container import OWN_MEMORY, User, create_body, folders_tar, user_of_vms, vm_container
-from fluster_services.vm.folders import SharedFolder, checked_folders
-from fluster_services.vm.gpus import GpuStock
-from fluster_services.vm.output import Output
-from fluster_services.vm.owners import is_gone, own_mark
-from fluster_services.vm.sizes import sized, usual_size
+from fluster_services.vm import ClusterToJoin, DockerBackend, LocalBackend, VMError, fleet
+from fluster_services.vm.container import (
+    OWN_MEMORY,
+    SharedFolder,
+    User,
+    checked_folders,
+    create_body,
+    folders_tar,
+    is_gone,
+    own_mark,
+    user_of_vms,
+    vm_container,
+)
+from fluster_services.vm.fleet import Output
+from fluster_services.vm.sizes import GpuStock, sized, usual_size
 from fluster_services.worker.contract.container import NOBODY, Libraries
 
 if TYPE_CHECKING:
@@ -244,7 +252,7 @@ def test_last_words_are_the_last_lines() -> None:
 
 
 def test_output_is_kept_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_FILE_BYTES", 100)
+    monkeypatch.setattr(fleet, "_FILE_BYTES", 100)
     kept = Output(tmp_path / "vm-1.log")
     for number in range(50):
         kept.write(b"%09d\n" % number)

@@ -10,7 +10,7 @@ from pathlib import Path
 _SOON = """
 import sys
 from fluster.later import import_later, import_now
-from fluster_services.forking.own_imports import import_own
+from fluster_services.forking import import_own
 
 import_later("nats")
 {importing}

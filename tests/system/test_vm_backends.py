@@ -25,8 +25,7 @@ from fluster_services.vm import (
     VMStatus,
     VMTimeoutError,
 )
-from fluster_services.vm.container import OWN_MEMORY, OWNER_LABEL, VM_LABEL
-from fluster_services.vm.owners import own_mark
+from fluster_services.vm.container import OWN_MEMORY, OWNER_LABEL, VM_LABEL, own_mark
 from tests.docker_engine import Engine
 from tests.system.daemons import DEFAULT, Daemons
 from tests.system.job_requests import sleeper

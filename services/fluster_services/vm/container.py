@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import os
+import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fluster_bus.messages import Capacity, WorkerId
-from fluster_services.vm.folders import SharedFolder
 from fluster_services.worker.contract.container import NOBODY, OWN_MINOR, Libraries, bind, device_requests
+from fluster_services.worker.engine.mounts import TAKEN, is_in_or_around, secret_places
 from fluster_services.worker.linux.limits import MAX_PIDS, MIN_QUOTA_US, PERIOD_US
+from fluster_services.worker.linux.processes import boot_id, start_ticks
 
 VM_LABEL = "fluster.vm"
 OWNER_LABEL = "fluster.vm.owner"
@@ -158,3 +162,72 @@ except ImportError as error:
     sys.exit("Fluster cannot be imported in image %r: %s" % (image, error))
 main()
 """
+
+
+# Where a system has its own files, here and in a container, which would be covered there.
+_SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/run", "/sbin", "/usr", "/var/run")
+_TAKEN = (*map(Path, _SYSTEM), *TAKEN)
+_OF_ENGINES = (Path("/var/lib/containerd"), Path("/var/lib/docker"))
+
+
+@dataclass(frozen=True)
+class SharedFolder:
+    """A folder that a VM has under the path that it has here."""
+
+    path: Path
+    source: Path  # the same without links, which may lead elsewhere by the time that the next VM is made
+
+
+def checked_folders(folders: Iterable[str | Path], *, engine: str) -> tuple[SharedFolder, ...]:
+    """The folders, each once. Raises ValueError for what is no folder, and for what no VM is to see or to cover."""
+    if isinstance(folders, str | Path):
+        raise ValueError(f"folders={str(folders)!r} is one folder: give a list of them")
+    secret = [each.resolve() for each in secret_places(engine, *_OF_ENGINES)]
+    found: list[SharedFolder] = []
+    for folder in folders:
+        if not isinstance(folder, str | Path):
+            raise ValueError(f"folders has {folder!r}: give a path, such as '/srv/data'")
+        given = str(folder)
+        path = Path(os.path.normpath(re.sub("^/+", "/", given)))  # POSIX tells two slashes from one
+        if not path.is_absolute():
+            raise ValueError(f"folders has {given!r}: give the whole path, such as {str(path.absolute())!r}")
+        if not path.is_dir():
+            raise ValueError(f"folders has {given!r}, which is {'not a folder' if path.exists() else 'not there'}")
+        shared = SharedFolder(path, path.resolve())
+        if is_in_or_around(shared.source, secret):
+            raise ValueError(f"folders has {given!r}, which shows what is a container engine's: no VM may see that")
+        if is_in_or_around(path, _TAKEN) or is_in_or_around(shared.source, _TAKEN):
+            raise ValueError(
+                f"folders has {given!r}, where a system has its own files: give one for data, such as '/srv/data'"
+            )
+        found.append(shared)
+    _check_apart(found)
+    return tuple(dict.fromkeys(found))
+
+
+def _check_apart(folders: list[SharedFolder]) -> None:
+    """What lies in another one could be put elsewhere by whoever may write to that."""
+    for inner in folders:
+        for outer in folders:
+            if outer.path in inner.path.parents or outer.source in inner.source.parents:
+                raise ValueError(f"folders has {str(inner.path)!r}, which lies in {str(outer.path)!r}: give that alone")
+
+
+def own_mark() -> str:
+    """What tells this process from every other of this machine, also from later ones with its number."""
+    return f"{_place()}.{os.getpid()}.{start_ticks(os.getpid())}"
+
+
+def is_gone(mark: str) -> bool:
+    """Whether that mark is of a process of this machine, as this process sees it, that lives no more."""
+    place, _, rest = mark.partition(".")
+    pid, _, ticks = rest.partition(".")
+    if place != _place() or not pid.isdigit():
+        return False  # of another machine that uses the same engine, or of a container: not for us to judge
+    return str(start_ticks(int(pid))) != ticks
+
+
+def _place() -> str:
+    """One boot of one machine, and one view of its processes."""
+    view = Path("/proc/self/ns/pid")
+    return f"{boot_id()}-{view.stat().st_ino if view.exists() else 0}"

@@ -14,16 +14,23 @@ from fluster_bus.core.devices import VISIBLE_DEVICES
 from fluster_bus.messages import Capacity, WorkerId
 from fluster_bus.messages.parts.images import UsedImage
 from fluster_services.vm.backend import ClusterToJoin, VMError
-from fluster_services.vm.container import OWNER_LABEL, STATE_FOLDER, WORK_FOLDER, User, user_of_vms, vm_container
+from fluster_services.vm.container import (
+    OWNER_LABEL,
+    STATE_FOLDER,
+    WORK_FOLDER,
+    User,
+    checked_folders,
+    is_gone,
+    own_mark,
+    user_of_vms,
+    vm_container,
+)
 from fluster_services.vm.docker_machine import DockerMachine, Engine
 from fluster_services.vm.fleet import Fleet, Machine
-from fluster_services.vm.folders import checked_folders
-from fluster_services.vm.gpus import GpuStock
 from fluster_services.vm.machine import setup_line
-from fluster_services.vm.owners import is_gone, own_mark
-from fluster_services.vm.sizes import sized, usual_size
-from fluster_services.worker.contract.config import ContainerSettings, WorkerConfig
-from fluster_services.worker.contract.container import given_libraries, own_libraries
+from fluster_services.vm.sizes import GpuStock, sized, usual_size
+from fluster_services.worker.contract.config import WorkerConfig
+from fluster_services.worker.contract.container import ContainerSettings, given_libraries, own_libraries
 from fluster_services.worker.engine.engine import EngineError, asked, find_api_version
 from fluster_services.worker.engine.images import Images
 from fluster_services.worker.engine.mounts import is_in_or_around, secret_places

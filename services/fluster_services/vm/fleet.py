@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from pathlib import Path
+from typing import BinaryIO, Protocol
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
@@ -18,6 +20,7 @@ from fluster_bus.messages import Capacity, Namespace, WorkerId, WorkerInfo
 from fluster_bus.storage.feeds import CaughtUp
 from fluster_bus.storage.streams import workers_table
 from fluster_bus.storage.tables import Deleted, Row
+from fluster_services.cluster_files import open_private
 from fluster_services.vm.backend import (
     ClusterToJoin,
     UnknownVMError,
@@ -27,8 +30,7 @@ from fluster_services.vm.backend import (
     VMStatus,
     VMTimeoutError,
 )
-from fluster_services.vm.output import Output
-from fluster_services.worker.contract.faults import LaunchError
+from fluster_services.worker.contract.runtime import LaunchError
 from fluster_services.worker.engine.engine import asked
 
 log = logging.getLogger(__name__)
@@ -277,3 +279,47 @@ async def _forget(bus: Bus, vm_id: WorkerId) -> None:
         await workers_table(bus).delete(vm_id)
     except BusError as error:
         log.info("that %s is gone is not in the table of workers: %s", vm_id, error)
+
+
+_TAIL_BYTES = 4_000
+_WORDS_LINES, _WORDS_CHARS = 3, 600
+_FILE_BYTES = 10 << 20  # then it is set aside, and the one before it dropped
+
+
+class Output:
+    """Written by one thread, read by others."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._path = file
+        self._file: BinaryIO | None = None
+        self._tail = b""
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def write(self, data: bytes) -> None:
+        """Take in what the VM wrote."""
+        with self._lock:
+            self._tail = (self._tail + data)[-_TAIL_BYTES:]
+            if self._path is None or self._is_closed:
+                return
+            if self._file is None:
+                self._file = open(self._path, "ab", opener=open_private)  # noqa: SIM115 - Path.open takes no opener; closed by `close`
+            self._file.write(data)
+            self._file.flush()
+            if self._file.tell() >= _FILE_BYTES:
+                self._file.close()
+                self._file = None
+                self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+
+    def last_words(self) -> str:
+        """The last lines, as one line."""
+        lines = [line.strip() for line in self._tail.decode(errors="replace").splitlines() if line.strip()]
+        return " | ".join(lines[-_WORDS_LINES:])[-_WORDS_CHARS:]
+
+    def close(self) -> None:
+        """Keep no file open; what comes yet is not written there."""
+        with self._lock:
+            self._is_closed = True
+            if self._file is not None:
+                self._file.close()
+                self._file = None

@@ -17,7 +17,7 @@ import sys
 import time
 from contextlib import suppress
 
-from fluster_services.forking.forked_child import run_and_exit
+from fluster_services.forking import run_and_exit
 from fluster_services.worker.__main__ import run_worker
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.linux.processes import become_subreaper, descendants, set_process_name

@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from fluster_bus.running.fence_clock import fence_clock
-from fluster_services.forking.forked_child import run_and_exit
-from fluster_services.forking.own_imports import import_own
-from fluster_services.forking.shared_memory import keep_shared
-from fluster_services.worker.contract.faults import NO_ROOM, AlreadyStartedError, LaunchError, WorkerFaultError
+from fluster_services.forking import import_own, run_and_exit
+from fluster_services.shared_memory import keep_shared
+from fluster_services.worker.contract.runtime import NO_ROOM, AlreadyStartedError, LaunchError, WorkerFaultError
 from fluster_services.worker.keeper import keeper
 from fluster_services.worker.keeper.watchdog import Watchdog
 from fluster_services.worker.linux.processes import (

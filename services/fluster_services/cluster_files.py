@@ -1,4 +1,4 @@
-"""Folders of clusters that were killed together with those who would have removed them.
+"""Files and folders of clusters on this machine: those that only their owner can read, and those that killed clusters left.
 
 A cluster's temporary folder holds passwords, logs and what its tasks left. While it runs its supervisor holds a lock in it, which
 the system takes away with the process, however that ends.
@@ -40,3 +40,11 @@ def _remove_unheld(folder: Path) -> None:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if file.read().strip():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+_OWNER_ONLY = 0o600
+
+
+def open_private(path: str, flags: int) -> int:
+    """An `opener` of `open`, whatever the umask; a file that is there already keeps its mode."""
+    return os.open(path, flags, _OWNER_ONLY)
