@@ -59,8 +59,10 @@ CORES = {
     "fluster_services.controller.scheduling.scheduler": Core(("scheduler_lines", "scheduler", "fair_scheduling"), None),
     # Of no effect: a gang of which all tasks wait has nothing that could be started again.
     "fluster_services.gangs": Core(("gangs",), 1),
-    # Of no effect: what waits is killed at once, so a wish to do so by force finds it ended; a job that is KILLED was to be.
-    "fluster_services.lifecycle": Core(("lifecycle", "retry_backoff", "dependencies", "conflicts", "gangs"), 2),
+    # Of no effect: what waits is killed at once, so a wish to do so by force finds it ended.
+    "fluster_services.lifecycle": Core(("lifecycle", "retry_backoff", "dependencies", "conflicts", "gangs"), 1),
+    # Of no effect: a job that is KILLED was to be.
+    "fluster_services.job_lifecycle": Core(("lifecycle", "retry_backoff", "dependencies", "conflicts", "gangs"), 1),
 }
 
 _TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {

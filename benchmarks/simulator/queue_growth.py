@@ -9,7 +9,7 @@ from benchmarks.simulator import workload
 from benchmarks.simulator.workload import Workload
 from fluster_bus.messages import JobId, JobRecord, JobStatus, Namespace, TaskRecord, WorkerId
 from fluster_bus.storage.tables import Row
-from fluster_services import capacity, lifecycle
+from fluster_services import capacity, job_lifecycle, lifecycle
 from fluster_services.controller.rules.reconcile import next_records
 from fluster_services.controller.scheduling.order import Place, place_in_line
 from fluster_services.controller.scheduling.scheduler import Scheduler
@@ -40,9 +40,11 @@ class Backlog:
     def _submit(self) -> None:
         self._submitted += 1
         request = self._requests[self._submitted % len(self._requests)]
-        job = lifecycle.new_job(_NAMESPACE, JobId(f"job-{self._submitted}"), request, order=self._submitted, now=0.0)
+        job = job_lifecycle.new_job(
+            _NAMESPACE, JobId(f"job-{self._submitted}"), request, order=self._submitted, now=0.0
+        )
         self._apply(job)
-        for task in lifecycle.new_tasks(job):
+        for task in job_lifecycle.new_tasks(job):
             key = self._apply(task)
             assert key is not None
             place = Place(place_in_line(task.order, task.priority), task.task, key)

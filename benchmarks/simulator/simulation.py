@@ -24,7 +24,7 @@ from benchmarks.simulator.gathering import Gathering
 from benchmarks.simulator.workload import NAMESPACE, Workload
 from fluster_bus.messages import JobId, JobRecord, JobRequest, JobStatus, Offer, OfferReply, TaskRecord
 from fluster_bus.storage.tables import Row
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle, lifecycle
 from fluster_services.config import Timing
 from fluster_services.controller.rules.reconcile import missing_tasks, next_records
 from fluster_services.controller.scheduling.dispatch import Asking, Dispatch
@@ -86,9 +86,9 @@ class Simulation:
 
     def _submit(self, job_id: JobId, request: JobRequest) -> None:
         self._submitted += 1
-        job = lifecycle.new_job(NAMESPACE, job_id, request, order=self._submitted, now=self.clock.now)
+        job = job_lifecycle.new_job(NAMESPACE, job_id, request, order=self._submitted, now=self.clock.now)
         self.write(job)
-        for task in lifecycle.new_tasks(job):
+        for task in job_lifecycle.new_tasks(job):
             self.write(task)
         waiting = len(self.dispatch.scheduler) + len(self.gathering)
         self.figures.longest_queue = max(self.figures.longest_queue, waiting)
@@ -142,7 +142,7 @@ class Simulation:
         self._write_what_follows(key, entry, job)
 
     def _write_what_follows(self, key: JobKey, entry: JobEntry, job: JobRecord) -> None:
-        after = self.books.dependencies(key) if lifecycle.awaits_others(job) else None
+        after = self.books.dependencies(key) if job_lifecycle.awaits_others(job) else None
         is_gathering = job.request.gang and self.gathering.is_gathering(key)
         wanted = next_records(entry, now=self.clock.now, parent=None, after=after, is_gathering=is_gathering)
         for record in wanted:

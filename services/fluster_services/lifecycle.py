@@ -1,4 +1,4 @@
-"""The life of a task and of a job, as pure functions: a record, what happened and when in; the new record out.
+"""The life of a task, as pure functions: a record, what happened and when in; the new record out.
 
     state          event                       new state        who writes it
     PENDING        claimed by a worker         BUILDING         the worker
@@ -24,16 +24,12 @@ that was superseded. Then nothing is written. Every other state than those on th
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, TypeVar
 
 from fluster_bus.messages import (
-    JobId,
     JobRecord,
-    JobRequest,
     JobStatus,
-    Namespace,
     Progress,
     TaskError,
     TaskRecord,
@@ -41,7 +37,6 @@ from fluster_bus.messages import (
     Transition,
     WorkerId,
 )
-from fluster_bus.messages.parts.arrays import number_in
 from fluster_bus.messages.parts.images import UsedImage
 from fluster_bus.messages.records import KEPT_TRANSITIONS
 
@@ -51,68 +46,6 @@ _HELD = (JobStatus.BUILDING, JobStatus.RUNNING)  # a worker has it
 _MAX_SPARED = 10  # ends at no cost; from then on they cost a preemption, so that nothing is tried for ever
 MAX_DISKS_FILLED = 3  # of different workers
 MAX_FILLINGS = 6  # where there are fewer of those, or the same ones take it again
-
-
-# ---- records come into being ----------------------------------------------------------------------------
-
-
-TASKS_WITH_JOB = 64  # a job that has more is recorded before them, so that whoever is next need not wait for all
-
-
-def new_job(namespace: Namespace, job_id: JobId, request: JobRequest, *, order: int, now: float) -> JobRecord:
-    """The record of a job as it is submitted."""
-    first = Transition(number=1, state=JobStatus.PENDING, time=now, reason="submitted")
-    return JobRecord(
-        job_id=job_id, namespace=namespace, request=request, order=order, submitted_at=now, transitions=(first,)
-    )
-
-
-def new_tasks(job: JobRecord) -> list[TaskRecord]:
-    """The records of a job's tasks, all waiting for a worker; none yet while the job waits for others."""
-    return list(each_new_task(job))
-
-
-def is_recorded_later(job: JobRecord) -> bool:
-    """True when the tasks are not recorded together with the job: it had to wait for others, or has so many of them that other
-    jobs would wait for that.
-    """
-    return job.released or job.request.replicas > TASKS_WITH_JOB
-
-
-def each_new_task(job: JobRecord) -> Iterator[TaskRecord]:
-    """The same, one after the other: it takes some time to make 10,000 of them."""
-    if awaits_others(job):
-        return
-    request = job.request
-    # When it was submitted, or released.
-    since = job.transitions[-1]
-    first = Transition(
-        number=job.told_before + 1,
-        state=JobStatus.PENDING,
-        time=since.time,
-        reason=since.reason,
-        attempt=job.first_attempt,
-    )
-    for task in range(request.replicas):
-        yield TaskRecord(
-            job_id=job.job_id,
-            namespace=job.namespace,
-            task=task,
-            order=job.order,
-            priority=request.priority,
-            resources=request.resources,
-            max_retries_failure=request.max_retries_failure,
-            max_retries_preemption=request.max_retries_preemption,
-            retry_window_s=request.retry_window_s,
-            retry_backoff_s=request.retry_backoff_s,
-            scheduling_timeout_s=request.scheduling_timeout_s,
-            gang=request.gang,
-            attempt=job.first_attempt,
-            transitions=(first,),
-        )
-
-
-# ---- a task ---------------------------------------------------------------------------------------------
 
 
 def claim(
@@ -134,7 +67,7 @@ def claim(
         return None
     reason = f"held by {worker_id} for epoch {epoch} of its gang" if task.gang else f"claimed by {worker_id}"
     since = (task.waiting_since or stored_at) if task.gang else None
-    return _moved(
+    return moved(
         task,
         JobStatus.BUILDING,
         now,
@@ -160,8 +93,8 @@ def release(
     if task.state is not JobStatus.BUILDING or not _holds(task, attempt, worker_id) or task.epoch != epoch:
         return None
     if task.kill_requested is not None:
-        return _moved(task, JobStatus.KILLED, now, task.kill_requested, finished_at=now)
-    return _moved(task, JobStatus.PENDING, now, reason, **_UNTOUCHED)
+        return moved(task, JobStatus.KILLED, now, task.kill_requested, finished_at=now)
+    return moved(task, JobStatus.PENDING, now, reason, **_UNTOUCHED)
 
 
 def run(
@@ -171,7 +104,7 @@ def run(
     if task.state is not JobStatus.BUILDING or not _holds(task, attempt, worker_id):
         return None
     reason = "started" if image is None else f"started, in image {image}"
-    return _moved(task, JobStatus.RUNNING, now, reason, image=image, started_at=now, has_output=True)
+    return moved(task, JobStatus.RUNNING, now, reason, image=image, started_at=now, has_output=True)
 
 
 def end(
@@ -209,7 +142,7 @@ def end(
     if filled_disk and (len(where) >= MAX_DISKS_FILLED or len(filled) >= MAX_FILLINGS):
         state, reason = JobStatus.FAILED, f"{reason}; it did so {len(filled)} times, on {', '.join(where)}"
         failed = {"failures": max(task.failures, task.max_retries_failure) + 1}
-    return _moved(
+    return moved(
         task,
         state,
         now,
@@ -256,7 +189,7 @@ def request_kill(task: TaskRecord, *, now: float, reason: str, force: bool = Fal
     wanted = task.model_copy(update={"kill_requested": reason, "kill_at_once": force})
     if task.state in _HELD:
         return wanted
-    return _moved(wanted, JobStatus.KILLED, now, reason, finished_at=now)
+    return moved(wanted, JobStatus.KILLED, now, reason, finished_at=now)
 
 
 def request_restart(task: TaskRecord, *, reason: str) -> TaskRecord | None:
@@ -270,7 +203,7 @@ def give_up(task: TaskRecord, *, now: float, reason: str) -> TaskRecord | None:
     """It will never fit."""
     if task.state is not JobStatus.PENDING:
         return None
-    return _moved(task, JobStatus.UNSCHEDULABLE, now, reason, finished_at=now)
+    return moved(task, JobStatus.UNSCHEDULABLE, now, reason, finished_at=now)
 
 
 def refuse(task: TaskRecord, *, now: float, reason: str) -> TaskRecord | None:
@@ -278,7 +211,7 @@ def refuse(task: TaskRecord, *, now: float, reason: str) -> TaskRecord | None:
     if task.state is not JobStatus.PENDING:
         return None
     failures = max(task.failures, task.max_retries_failure) + 1
-    return _moved(task, JobStatus.FAILED, now, reason, finished_at=now, failures=failures)
+    return moved(task, JobStatus.FAILED, now, reason, finished_at=now, failures=failures)
 
 
 def retry(task: TaskRecord, *, now: float) -> TaskRecord | None:
@@ -324,7 +257,7 @@ _UNTOUCHED: dict[str, Any] = {
 
 
 def _again(task: TaskRecord, now: float, reason: str, *, backoff_s: float) -> TaskRecord:
-    return _moved(
+    return moved(
         task,
         JobStatus.PENDING,
         now,
@@ -380,89 +313,7 @@ def _holds(task: TaskRecord, attempt: int, worker_id: WorkerId) -> bool:
     return task.attempt == attempt and task.worker_id == worker_id
 
 
-# ---- a job ----------------------------------------------------------------------------------------------
-
-
-def request_job_kill(job: JobRecord, *, reason: str) -> JobRecord | None:
-    """The job is to be stopped; its tasks are stopped one by one after this is written.
-
-    One that is about to be replaced is being stopped already: then the wish is meant for its replacement.
-    """
-    if job.replacement is not None:
-        if job.replacement.kill_requested is not None:
-            return None
-        stopped = job.replacement.model_copy(update={"kill_requested": reason})
-        return job.model_copy(update={"replacement": stopped})
-    if job.state.finished() or job.kill_requested is not None:
-        return None
-    return job.model_copy(update={"kill_requested": reason})
-
-
-def awaits_others(job: JobRecord) -> bool:
-    """True while jobs that it is to run after have not ended: then its tasks have no records."""
-    return bool(job.request.after) and not job.released
-
-
-def release_job(job: JobRecord, *, now: float) -> JobRecord | None:
-    """What the job was to run after has ended: its tasks may be recorded, and offered."""
-    if job.state.finished() or not awaits_others(job):
-        return None
-    return _moved(job, JobStatus.PENDING, now, "what it was to run after has ended", released=True)
-
-
-def end_unreleased(job: JobRecord, *, state: JobStatus, now: float, reason: str) -> JobRecord | None:
-    """The end of a job that still waited for others, so that none of its tasks was ever there."""
-    if job.state.finished() or not awaits_others(job):
-        return None
-    return _moved(job, state, now, reason, error_message=reason, finished_at=now)
-
-
-def finish_job(job: JobRecord, tasks: Iterable[TaskRecord], *, now: float) -> JobRecord | None:
-    """The job's end, once all its tasks have ended: SUCCEEDED if all did, KILLED if that was asked for, else the
-    worst that happened to one, with its error and its last words.
-    """
-    tasks = sorted(tasks, key=lambda task: task.task)  # whoever decides names the same culprit
-    if job.state.finished() or not tasks or not all(is_final(task) for task in tasks):
-        return None
-    state = _joined_state(job, tasks)
-    culprit = next((task for task in tasks if task.state is state), None) if state is not JobStatus.SUCCEEDED else None
-    message = (job.kill_requested or "") if state is JobStatus.KILLED else ""
-    if culprit is not None:
-        message = culprit.transitions[-1].reason if culprit.transitions else ""
-        if len(tasks) > 1 and not _is_of_all(job, state):
-            message = f"task {number_in(job.request.array, culprit.task)}: {message}"
-        # What could not be started says the same there.
-        if culprit.last_words.removeprefix("fluster: ") not in message:
-            message = f"{message}; its last words:\n{culprit.last_words}"
-    started = [task.started_at for task in tasks if task.started_at is not None]
-    return _moved(
-        job,
-        state,
-        now,
-        message or "all tasks succeeded",
-        error_message=message,
-        error=culprit.error if culprit else None,
-        started_at=min(started, default=None),
-        finished_at=now,
-    )
-
-
-def _is_of_all(job: JobRecord, state: JobStatus) -> bool:
-    """True when what happened to one task was meant for all: a wish to stop the job, or a gang that nothing can hold."""
-    return job.kill_requested is not None or (state is JobStatus.UNSCHEDULABLE and job.request.gang)
-
-
-def _joined_state(job: JobRecord, tasks: list[TaskRecord]) -> JobStatus:
-    states = {task.state for task in tasks}
-    if states == {JobStatus.SUCCEEDED}:
-        return JobStatus.SUCCEEDED
-    if job.kill_requested is not None:
-        return JobStatus.KILLED
-    order = (JobStatus.FAILED, JobStatus.UNSCHEDULABLE, JobStatus.WORKER_FAILED, JobStatus.KILLED)
-    return next(state for state in order if state in states)
-
-
-def _moved(record: Record, state: JobStatus, now: float, reason: str, **changes: Any) -> Record:
+def moved(record: Record, state: JobStatus, now: float, reason: str, **changes: Any) -> Record:
     """`record` in a new state, with the transition that led there."""
     last = record.transitions[-1].number if record.transitions else 0
     attempt, worker_id = 0, None

@@ -36,7 +36,7 @@ from fluster_bus.storage.streams import jobs_table, leaders_table, records_table
 from fluster_services.config import LOCAL_TIMING
 from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.controller.leading.seat import RestoringError
-from fluster_services.lifecycle import new_job, new_tasks
+from fluster_services.job_lifecycle import new_job, new_tasks
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import (
     IMPATIENT,

@@ -11,7 +11,7 @@ from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects
 from fluster_bus.messages import Entrypoint, Event, JobId, JobRecord, JobRequest, Namespace
 from fluster_bus.storage.streams import append
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 from fluster_services.controller.leading import event_log
 from fluster_services.controller.leading.event_log import EventLog
 from fluster_services.controller.leading.seat import Seat
@@ -24,8 +24,8 @@ MINE = JobId("mine")
 def _job(namespace: Namespace, *, order: int, now: float) -> JobRecord:
     """With two transitions."""
     request = JobRequest(name="job", entrypoint=Entrypoint(command=("true",)), after=(JobId("other"),))
-    job = lifecycle.new_job(namespace, MINE, request, order=order, now=now)
-    released = lifecycle.release_job(job, now=now + 1)
+    job = job_lifecycle.new_job(namespace, MINE, request, order=order, now=now)
+    released = job_lifecycle.release_job(job, now=now + 1)
     assert released is not None
     return released
 

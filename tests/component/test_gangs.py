@@ -30,7 +30,7 @@ from fluster_bus.messages import (
 )
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.streams import jobs_table, tasks_table
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 from fluster_services.worker.attempts.claims import Claims
 from fluster_services.worker.attempts.holds import Holds
 from fluster_services.worker.contract.config import WorkerConfig
@@ -390,10 +390,10 @@ async def test_a_gang_that_is_replaced_while_its_leader_is_not_sure_is_not_gathe
 
 async def test_a_hold_decides_nothing_about_the_job_that_has_the_id_now(bus: Bus, namespace: Namespace) -> None:
     request = _gang(1)
-    job = lifecycle.new_job(namespace, JobId("mine"), request, order=1, now=0)
-    (task,) = lifecycle.new_tasks(job)
+    job = job_lifecycle.new_job(namespace, JobId("mine"), request, order=1, now=0)
+    (task,) = job_lifecycle.new_tasks(job)
     held = task.model_copy(update={"state": JobStatus.BUILDING, "worker_id": "w1", "epoch": 3})
-    successor = lifecycle.new_job(namespace, JobId("mine"), request, order=2, now=0)
+    successor = job_lifecycle.new_job(namespace, JobId("mine"), request, order=2, now=0)
     running = successor.model_copy(update={"epoch": 1, "is_go": True})
     table = jobs_table(bus, namespace)
     revision = await table.create("mine", running)

@@ -33,7 +33,7 @@ from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.feeds import Feed
 from fluster_bus.storage.stored_messages import ResultStore, SecretStore
 from fluster_bus.storage.streams import jobs_table, records_table
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 from fluster_services.config import LOCAL_TIMING, RecordLimits
 from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.controller.state.books import JobKey
@@ -333,7 +333,7 @@ async def test_a_kill_wish_leaves_the_callable_in_the_record(
     entry = running.books.get(JobKey(NS, job_id))
     assert entry is not None
     assert entry.job is not None
-    wish = lifecycle.request_job_kill(entry.job.value, reason="enough")
+    wish = job_lifecycle.request_job_kill(entry.job.value, reason="enough")
     assert wish is not None
     whole = await running.writer._whole(wish, entry.job.revision)
     assert isinstance(whole, JobRecord)

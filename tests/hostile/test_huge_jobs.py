@@ -6,7 +6,7 @@ import pytest
 
 from fluster_bus.messages import JobId, JobRecord, JobStatus, TaskRecord
 from fluster_bus.storage.tables import Row
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 from fluster_services.controller.rules.reconcile import next_records
 from fluster_services.controller.state.books import Books, JobKey, record_key
 from fluster_services.gangs import MAX_AT_ONCE
@@ -27,11 +27,11 @@ _put.revision = 0  # type: ignore[attr-defined]
 @pytest.mark.parametrize("gang", [False, True], ids=["tasks", "gang"])
 def test_a_huge_job_is_stopped_in_parts(gang: bool) -> None:
     books = Books()
-    job = lifecycle.new_job(NS, KEY.job_id, job_request(replicas=MANY, gang=gang), order=1, now=0)
-    killed = lifecycle.request_job_kill(job, reason="enough")
+    job = job_lifecycle.new_job(NS, KEY.job_id, job_request(replicas=MANY, gang=gang), order=1, now=0)
+    killed = job_lifecycle.request_job_kill(job, reason="enough")
     assert killed is not None
     _put(books, killed)
-    for task in lifecycle.each_new_task(killed):
+    for task in job_lifecycle.each_new_task(killed):
         _put(books, task)
     entry, rounds = books.get(KEY), 0
     assert entry is not None

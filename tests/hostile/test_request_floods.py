@@ -30,7 +30,7 @@ from fluster_bus.messages import (
 )
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.tables import Row
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 from fluster_services.config import LOCAL_TIMING
 from fluster_services.controller.answers import request_lines
 from fluster_services.controller.answers.request_lines import LineLimits
@@ -64,8 +64,8 @@ def record_finished(running: RunningController, count: int, *, namespace: Namesp
     books = running.controller.books
     for number in range(1, count + 1):
         request = job_request(replicas=replicas)
-        job = lifecycle.new_job(namespace, JobId(f"job-{number}"), request, order=number, now=time.time())
-        for task in lifecycle.new_tasks(job):
+        job = job_lifecycle.new_job(namespace, JobId(f"job-{number}"), request, order=number, now=time.time())
+        for task in job_lifecycle.new_tasks(job):
             ended = task.model_copy(update={"state": JobStatus.SUCCEEDED, "finished_at": time.time()})
             books.apply(Row(f"{job.job_id}.{task.task}", ended, 1))
         books.apply(Row(job.job_id, job.model_copy(update={"state": JobStatus.SUCCEEDED}), 1))

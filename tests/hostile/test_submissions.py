@@ -16,7 +16,7 @@ from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, JobRecord, JobRequest, TaskRecord
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.streams import jobs_table
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, StartWorker, job_request, published_events
 from tests.waiting import wait_until_async
@@ -126,7 +126,7 @@ def test_any_request_becomes_records_that_can_be_read_or_is_refused(
     except InvalidMessageError as error:
         str(error).encode()
         return
-    job = lifecycle.new_job(NS, JobId("job"), request, order=1, now=0.0)
+    job = job_lifecycle.new_job(NS, JobId("job"), request, order=1, now=0.0)
     assert JobRecord.from_json(job.to_json()).to_json() == job.to_json()
-    for task in lifecycle.new_tasks(job)[:3]:
+    for task in job_lifecycle.new_tasks(job)[:3]:
         assert TaskRecord.from_json(task.to_json()) == task

@@ -15,7 +15,7 @@ from fluster_bus.messages import (
     WorkerId,
     WorkerInfo,
 )
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 
 
 def recorded_job(
@@ -24,7 +24,7 @@ def recorded_job(
     """The record of a job of that name and id; `fields` are of its request."""
     resources = ResourceConfig.with_cpu(cpu, memory=memory)
     request = JobRequest(name=name, entrypoint=Entrypoint(command=("true",)), resources=resources, **fields)
-    return lifecycle.new_job(Namespace(namespace), JobId(name), request, order=order, now=0.0)
+    return job_lifecycle.new_job(Namespace(namespace), JobId(name), request, order=order, now=0.0)
 
 
 def registered_worker(worker_id: WorkerId, total: Capacity, **fields: Any) -> WorkerInfo:

@@ -4,7 +4,7 @@ import random
 
 from fluster_bus.messages import Entrypoint, JobId, JobRecord, JobRequest, JobStatus, Namespace, TaskRecord, WorkerId
 from fluster_bus.storage.tables import Deleted, Row
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle, lifecycle
 from fluster_services.controller.state.books import Books, JobKey, record_key
 
 NS = Namespace("default")
@@ -19,7 +19,7 @@ def job_record(job_id: str, *, order: int = 1, replicas: int = 1, parent: str | 
         max_retries_failure=1,
         max_retries_preemption=2,
     )
-    return lifecycle.new_job(NS, JobId(job_id), request, order=order, now=0)
+    return job_lifecycle.new_job(NS, JobId(job_id), request, order=order, now=0)
 
 
 def row(record: JobRecord | TaskRecord, revision: int) -> Row[JobRecord | TaskRecord]:
@@ -34,7 +34,7 @@ def _claimed(task: TaskRecord, worker: str) -> TaskRecord:
 
 def test_an_older_record_changes_nothing() -> None:
     books, job = Books(), job_record("a")
-    task = lifecycle.new_tasks(job)[0]
+    task = job_lifecycle.new_tasks(job)[0]
     key = JobKey(NS, JobId("a"))
     assert books.apply(row(_claimed(task, "w1"), 5)) == key
     assert books.apply(row(task, 4)) is None
@@ -67,7 +67,7 @@ def test_a_task_has_children_until_all_that_they_launched_has_ended() -> None:
 
 def test_who_holds_what() -> None:
     books, job = Books(), job_record("a", replicas=2)
-    first, second = lifecycle.new_tasks(job)
+    first, second = job_lifecycle.new_tasks(job)
     books.apply(row(job, 1))
     books.apply(row(_claimed(first, "w1"), 2))
     books.apply(row(_claimed(second, "w1"), 3))
@@ -99,7 +99,7 @@ def test_children_and_the_newest() -> None:
 
 def test_a_job_waits_as_long_as_none_of_its_tasks_is_begun() -> None:
     books, job = Books(), job_record("a", replicas=2)
-    first, second = lifecycle.new_tasks(job)
+    first, second = job_lifecycle.new_tasks(job)
     books.apply(row(job, 1))
     assert books.waiting(NS) == 1, "also before its tasks are there, as when it waits for others"
     books.apply(row(first, 2))
@@ -126,7 +126,7 @@ def test_the_order_in_which_records_arrive_does_not_matter() -> None:
     for _ in range(200):
         job = job_record("a", replicas=2)
         rows, revision = [row(job, 1)], 1
-        for task in lifecycle.new_tasks(job):
+        for task in job_lifecycle.new_tasks(job):
             record: TaskRecord | None = task
             while record is not None:
                 revision += 1
@@ -157,7 +157,7 @@ def test_a_job_that_was_removed_leaves_nothing() -> None:
     books = Books()
     books.apply(row(job_record("parent", order=1), 1))
     books.apply(row(job_record("a", order=2, parent="parent"), 2))
-    books.apply(row(_claimed(lifecycle.new_tasks(job_record("a", order=2))[0], "w1"), 3))
+    books.apply(row(_claimed(job_lifecycle.new_tasks(job_record("a", order=2))[0], "w1"), 3))
     assert books.remove(NS, Deleted("a.0", 4)) is None
     assert books.remove(NS, Deleted("a", 1)) is None  # it was made anew since
     removed = books.remove(NS, Deleted("a", 5))

@@ -15,7 +15,7 @@ from fluster_bus.messages import (
     TaskRecord,
     WorkerId,
 )
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle, lifecycle
 from fluster_services.controller.rules.conflicts import (
     Resolution,
     circle,
@@ -47,7 +47,7 @@ def submitted(
         on_conflict=mode,  # type: ignore[arg-type]
         submission=submission,
     )
-    return lifecycle.new_job(NS, ID, request, order=order, now=now)
+    return job_lifecycle.new_job(NS, ID, request, order=order, now=now)
 
 
 def ended(job: JobRecord, state: JobStatus) -> JobRecord:
@@ -90,7 +90,7 @@ def test_the_same_submission_sent_again_does_nothing(mode: str, state: JobStatus
 def test_what_is_submitted_again_is_another_however_alike_and_soon(again: str | None, state: JobStatus) -> None:
     known = ended(submitted("error", 1, submission=again and "x"), state)
     same = known.request.model_copy(update={"submission": again})
-    alike = lifecycle.new_job(NS, ID, same, order=2, now=1_000)
+    alike = job_lifecycle.new_job(NS, ID, same, order=2, now=1_000)
     assert resolve(known, alike, gone=True) is Resolution.REFUSE
 
 
@@ -133,16 +133,16 @@ def test_who_asks_for_the_id_is_told_about_the_replacement() -> None:
 def test_a_wish_to_stop_it_reaches_the_replacement_that_is_not_there_yet() -> None:
     known = mark(submitted("error", 1), 2)
     assert known is not None
-    wished = lifecycle.request_job_kill(known, reason="enough")
+    wished = job_lifecycle.request_job_kill(known, reason="enough")
     assert wished is not None
     assert wished.replacement == Replacement(order=2, kill_requested="enough")
-    assert lifecycle.request_job_kill(wished, reason="again") is None
+    assert job_lifecycle.request_job_kill(wished, reason="again") is None
     assert successor(ended(wished, K), [], submitted("replace", 2)).kill_requested == "enough"
 
 
 def test_a_child_of_a_parent_that_was_replaced_ends() -> None:
     parent = successor(
-        ended(submitted("error", 1), K), lifecycle.new_tasks(submitted("error", 1)), submitted("replace", 2)
+        ended(submitted("error", 1), K), job_lifecycle.new_tasks(submitted("error", 1)), submitted("replace", 2)
     )
     assert parent.first_attempt == 2
     for attempt, stopped in ((1, True), (2, False), (None, False)):
@@ -246,7 +246,7 @@ class _Cluster:
         return True
 
     def _write_tasks(self, job: JobRecord) -> bool:
-        for task in lifecycle.new_tasks(job):
+        for task in job_lifecycle.new_tasks(job):
             before = self.rows.get(record_key(task))
             if before is None:
                 self.write(task)

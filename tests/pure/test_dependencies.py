@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from fluster_bus.messages import Entrypoint, JobId, JobInfo, JobRecord, JobRequest, JobStatus
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 from fluster_services.controller.rules.dependencies import next_record, unknown, waits_for
 from fluster_services.controller.rules.reconcile import missing_tasks, next_records
 from fluster_services.controller.scheduling.explain import explain
@@ -24,7 +24,7 @@ def waiting(*after: str, job_id: str = "b", **fields: object) -> JobRecord:
         after=tuple(map(JobId, after)),
         **fields,  # type: ignore[arg-type]
     )
-    return lifecycle.new_job(NS, JobId(job_id), request, order=9, now=0)
+    return job_lifecycle.new_job(NS, JobId(job_id), request, order=9, now=0)
 
 
 def ended(job_id: str, state: JobStatus, message: str = "") -> JobRecord:
@@ -37,7 +37,7 @@ def known(*jobs: JobRecord) -> dict[JobId, JobRecord]:
 
 def test_it_is_released_when_all_have_succeeded_and_not_before() -> None:
     job = waiting("a", "c", replicas=2)
-    assert lifecycle.new_tasks(job) == []
+    assert job_lifecycle.new_tasks(job) == []
     assert next_record(job, known(job_record("a"), ended("c", S)), now=1) is None
     released = next_record(job, known(ended("a", S), ended("c", S)), now=1)
     assert released is not None
@@ -69,7 +69,7 @@ def test_a_dependency_whose_record_is_gone_is_over() -> None:
 
 
 def test_it_is_stopped_while_it_waits() -> None:
-    job = lifecycle.request_job_kill(waiting("a"), reason="enough")
+    job = job_lifecycle.request_job_kill(waiting("a"), reason="enough")
     assert job is not None
     (after,) = next_records(JobEntry(row(job, 1)), now=1, parent=None, after=known(job_record("a")))  # type: ignore[arg-type]
     assert isinstance(after, JobRecord)
@@ -89,7 +89,7 @@ def test_who_waits_for_whom_is_known_from_the_records_in_any_order() -> None:
     for _ in range(200):
         books = Books()
         first = waiting("a", "c")
-        released = lifecycle.release_job(first, now=1)
+        released = job_lifecycle.release_job(first, now=1)
         assert released is not None
         rows = [row(first, 1), row(job_record("a"), 2), row(waiting("a", job_id="d"), 3)]
         expected = {JobKey(NS, JobId("b")), JobKey(NS, JobId("d"))}

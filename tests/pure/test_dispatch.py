@@ -18,7 +18,7 @@ from fluster_bus.messages import (
     WorkerId,
 )
 from fluster_bus.storage.tables import Row
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle, lifecycle
 from fluster_services.controller.scheduling.dispatch import Ask, Dispatch
 from fluster_services.controller.state.books import Books, JobKey, record_key
 from fluster_services.controller.state.liveness import Liveness
@@ -71,7 +71,7 @@ class Cluster:
     def submit_all(self, name: str, cpu: float, *, pause_s: float = 0.0, **fields: Any) -> list[TaskRecord]:
         job = recorded_job(name, cpu=cpu, memory=GIB, order=self._revision, **fields)
         self.write(job)
-        tasks = lifecycle.new_tasks(job)
+        tasks = job_lifecycle.new_tasks(job)
         for task in tasks:
             self.write(task, pause_s=pause_s)
         return tasks

@@ -15,8 +15,9 @@ from fluster_bus.messages import (
     TaskRecord,
     WorkerId,
 )
-from fluster_bus.messages.parts.resources import GIB, WORKER_LABEL
-from fluster_services import lifecycle
+from fluster_bus.messages.parts.labels import WORKER_LABEL
+from fluster_bus.messages.parts.resources import GIB
+from fluster_services import job_lifecycle, lifecycle
 from fluster_services.controller.scheduling.explain import explain, why_given_up
 from fluster_services.controller.state.roster import WorkerView
 
@@ -39,7 +40,7 @@ def pending(cpu: float = 1, *, replicas: int = 1) -> JobRecord:
         resources=ResourceConfig.with_cpu(cpu),
         replicas=replicas,
     )
-    return lifecycle.new_job(Namespace("default"), JobId("train-1"), request, order=1, now=NOW)
+    return job_lifecycle.new_job(Namespace("default"), JobId("train-1"), request, order=1, now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def pending(cpu: float = 1, *, replicas: int = 1) -> JobRecord:
 )
 def test_a_waiting_job_is_told_what_it_waits_for(cpu: float, workers: list[WorkerView], ahead: int, said: str) -> None:
     job = pending(cpu)
-    assert explain(job, lifecycle.new_tasks(job), workers, ahead=ahead, now=NOW) == said
+    assert explain(job, job_lifecycle.new_tasks(job), workers, ahead=ahead, now=NOW) == said
 
 
 def test_what_is_counted_by_another_name_is_busy_or_nowhere() -> None:
@@ -78,10 +79,10 @@ def test_what_is_counted_by_another_name_is_busy_or_nowhere() -> None:
     job = job.model_copy(update={"request": job.request.model_copy(update={"resources": resources})})
     total = Capacity(cpu=4, memory=16 * GIB, resources=(("license", 3.0),))
     busy = WorkerView("w1", total, total.model_copy(update={"resources": (("license", 1.0),)}), ("a",))
-    assert explain(job, lifecycle.new_tasks(job), [busy], ahead=0, now=NOW) == (
+    assert explain(job, job_lifecycle.new_tasks(job), [busy], ahead=0, now=NOW) == (
         "fits w1; 2 of 3 license are busy with a; next in line"
     )
-    assert explain(job, lifecycle.new_tasks(job), [view("w2", 4)], ahead=0, now=NOW) == (
+    assert explain(job, job_lifecycle.new_tasks(job), [view("w2", 4)], ahead=0, now=NOW) == (
         "needs 1 CPU, 1 GiB memory, license: 2; no worker has license: 2 (the most any has is 0)"
     )
 
@@ -90,7 +91,7 @@ def test_a_worker_that_has_as_many_tasks_as_it_may_is_busy() -> None:
     job = pending(1)
     total = Capacity(cpu=4, memory=16 * GIB, tasks=2)
     full = WorkerView("w1", total, Capacity(cpu=2, memory=14 * GIB, tasks=0), ("a",))
-    assert explain(job, lifecycle.new_tasks(job), [full], ahead=0, now=NOW) == (
+    assert explain(job, job_lifecycle.new_tasks(job), [full], ahead=0, now=NOW) == (
         "fits w1; 2 of 2 tasks that may run there at once are busy with a; next in line"
     )
 
@@ -113,21 +114,21 @@ def test_a_worker_that_has_as_many_tasks_as_it_may_is_busy() -> None:
     ],
 )
 def test_a_task_that_was_given_up_says_what_no_worker_has(workers: list[WorkerView], said: str) -> None:
-    task = lifecycle.new_tasks(pending(2))[0].model_copy(update={"scheduling_timeout_s": 2.0})
+    task = job_lifecycle.new_tasks(pending(2))[0].model_copy(update={"scheduling_timeout_s": 2.0})
     assert why_given_up(task, workers) == said
 
 
 def test_the_kind_that_is_short_is_named() -> None:
     job = pending(1)
     full = WorkerView("w1", Capacity(cpu=4, memory=GIB), Capacity(cpu=4, memory=0), ("a",))
-    assert explain(job, lifecycle.new_tasks(job), [full], ahead=0, now=NOW) == (
+    assert explain(job, job_lifecycle.new_tasks(job), [full], ahead=0, now=NOW) == (
         "fits w1; 1 GiB of 1 GiB memory are busy with a; next in line"
     )
 
 
 def test_a_retry_says_what_went_before() -> None:
     job = pending()
-    (task,) = lifecycle.new_tasks(job)
+    (task,) = job_lifecycle.new_tasks(job)
     worker = WorkerId("w1")
     claimed = lifecycle.claim(task, attempt=1, worker_id=worker, now=NOW)
     assert claimed is not None
@@ -156,8 +157,8 @@ def test_a_task_whose_pause_is_not_over_says_so(gang: bool) -> None:
 
     def said(replicas: int, pauses_s: dict[int, float]) -> str:
         of_job = request.model_copy(update={"replicas": replicas})
-        job = lifecycle.new_job(Namespace("default"), JobId("train-1"), of_job, order=1, now=NOW)
-        tasks = [_failed_once(job, task) for task in lifecycle.new_tasks(job)]
+        job = job_lifecycle.new_job(Namespace("default"), JobId("train-1"), of_job, order=1, now=NOW)
+        tasks = [_failed_once(job, task) for task in job_lifecycle.new_tasks(job)]
         return explain(job, tasks, [view("w1", 4)], ahead=0, now=NOW, pauses_s=pauses_s)
 
     assert said(1, {0: 3.21}) == "waits 3.2 s before attempt 2, after: exit code 3"
@@ -169,7 +170,7 @@ def test_a_task_whose_pause_is_not_over_says_so(gang: bool) -> None:
 
 def test_a_job_that_does_not_wait_says_so() -> None:
     job = pending(replicas=2)
-    tasks = lifecycle.new_tasks(job)
+    tasks = job_lifecycle.new_tasks(job)
     held = [task for each in tasks if (task := lifecycle.claim(each, attempt=1, worker_id=WorkerId("w1"), now=NOW))]
     run = [task for each in held if (task := lifecycle.run(each, attempt=1, worker_id=WorkerId("w1"), now=NOW))]
 
@@ -187,8 +188,8 @@ def test_a_job_that_does_not_wait_says_so() -> None:
 
 def test_an_ended_job_says_how() -> None:
     job = pending()
-    killed = [lifecycle.request_kill(task, now=NOW, reason="enough") for task in lifecycle.new_tasks(job)]
-    ended = lifecycle.finish_job(job, [task for task in killed if task is not None], now=NOW)
+    killed = [lifecycle.request_kill(task, now=NOW, reason="enough") for task in job_lifecycle.new_tasks(job)]
+    ended = job_lifecycle.finish_job(job, [task for task in killed if task is not None], now=NOW)
     assert ended is not None
     assert ended.state is JobStatus.KILLED
     assert explain(ended, [], [], ahead=0, now=NOW) == "it ended as KILLED: enough"
@@ -196,7 +197,9 @@ def test_an_ended_job_says_how() -> None:
 
 def test_an_end_that_is_not_written_yet_is_told_all_the_same() -> None:
     job = pending()
-    given_up = [lifecycle.give_up(task, now=NOW, reason="no worker has zone=c") for task in lifecycle.new_tasks(job)]
+    given_up = [
+        lifecycle.give_up(task, now=NOW, reason="no worker has zone=c") for task in job_lifecycle.new_tasks(job)
+    ]
     tasks = [task for task in given_up if task is not None]
     said = explain(job, tasks, [view("w1", 4)], ahead=0, now=NOW)
     assert said == "its end is being written: it ended as UNSCHEDULABLE: no worker has zone=c"
@@ -204,9 +207,9 @@ def test_an_end_that_is_not_written_yet_is_told_all_the_same() -> None:
 
 def test_a_job_that_is_being_stopped_says_so() -> None:
     job = pending()
-    wanted = lifecycle.request_job_kill(job, reason="enough")
+    wanted = job_lifecycle.request_job_kill(job, reason="enough")
     assert wanted is not None
-    assert "being stopped (enough)" in explain(wanted, lifecycle.new_tasks(job), [], ahead=0, now=NOW)
+    assert "being stopped (enough)" in explain(wanted, job_lifecycle.new_tasks(job), [], ahead=0, now=NOW)
 
 
 def test_whom_a_worker_is_kept_free_for_is_said() -> None:
@@ -214,7 +217,7 @@ def test_whom_a_worker_is_kept_free_for_is_said() -> None:
 
     def said(name: str, *kept_free: str) -> str:
         workers = [view("w1", 4, free=0, jobs=("a",))]
-        return explain(job, lifecycle.new_tasks(job), workers, ahead=0, now=NOW, reservation=(name, kept_free))
+        return explain(job, job_lifecycle.new_tasks(job), workers, ahead=0, now=NOW, reservation=(name, kept_free))
 
     assert said("train-1", "w1").endswith(
         "; next in line; others have overtaken it for long, so w1 is kept free for it"
@@ -227,7 +230,7 @@ def test_workers_that_lack_what_a_job_names_are_not_counted_on() -> None:
     job = pending()
     workers = [view("w1", 4), view("w2", 4, free=0, jobs=("a",))]
     unfit = {WorkerId("w1"): "worker w1 has no folder '/data'"}
-    told = explain(job, lifecycle.new_tasks(job), workers, ahead=0, now=NOW, unfit=unfit)
+    told = explain(job, job_lifecycle.new_tasks(job), workers, ahead=0, now=NOW, unfit=unfit)
     assert (
         told
         == "fits w2; 4 of 4 CPUs are busy with a; next in line; worker w1 has no folder '/data' (asked again from time to time)"
@@ -236,7 +239,7 @@ def test_workers_that_lack_what_a_job_names_are_not_counted_on() -> None:
 
 def test_a_quota_that_has_no_room_is_what_it_waits_for() -> None:
     job = pending(2)
-    (task,) = lifecycle.new_tasks(job)
+    (task,) = job_lifecycle.new_tasks(job)
     short = "waits for the quota of namespace team-a: 8 of 8 CPUs are used"
     workers = [view("w1", 4)]
     assert explain(job, [task], workers, ahead=0, now=NOW, short_of_quota=short) == short
@@ -247,7 +250,7 @@ def test_a_quota_that_has_no_room_is_what_it_waits_for() -> None:
 def test_who_goes_first_is_told_beside_what_it_waits_for() -> None:
     job = pending(2)
     first = "namespace team-b goes first: it holds 10 % of the cluster, team-a 60 %, equal weights"
-    said = explain(job, lifecycle.new_tasks(job), [view("w1", 4, free=0)], ahead=0, now=NOW, goes_first=first)
+    said = explain(job, job_lifecycle.new_tasks(job), [view("w1", 4, free=0)], ahead=0, now=NOW, goes_first=first)
     assert said == f"fits w1; 4 of 4 CPUs are busy with something else; next in line; {first}"
 
 
@@ -255,7 +258,7 @@ def test_a_worker_that_has_not_been_seen_is_told_with_those_like_it() -> None:
     job = pending()
     resources = job.request.resources.model_copy(update={"labels": {WORKER_LABEL: "wroker-1"}})
     job = job.model_copy(update={"request": job.request.model_copy(update={"resources": resources})})
-    tasks, known = lifecycle.new_tasks(job), {WorkerId("worker-1"), WorkerId("gpu-box")}
+    tasks, known = job_lifecycle.new_tasks(job), {WorkerId("worker-1"), WorkerId("gpu-box")}
 
     def said(*names: str) -> str:
         return explain(job, tasks, [view("worker-1", 4)], ahead=0, now=NOW, registered={*known, *map(WorkerId, names)})

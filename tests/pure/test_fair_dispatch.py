@@ -6,7 +6,7 @@ import pytest
 
 from fluster_bus.messages import Capacity, JobId, JobRecord, Namespace, OfferReply, TaskRecord, WorkerId
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
-from fluster_services import capacity, lifecycle
+from fluster_services import capacity, job_lifecycle, lifecycle
 from fluster_services.controller.scheduling.dispatch import place_of
 from fluster_services.controller.state.books import JobKey
 from tests.pure.recorded import recorded_job, registered_worker
@@ -196,7 +196,7 @@ def test_a_gang_that_is_gathered_counts_once_whether_its_holds_are_known_or_not(
     cluster.set(OURS, cpus=3)
     job = recorded_job("gang", cpu=1, memory=GIB, namespace=OURS, replicas=3, gang=True)
     cluster.write(job)
-    tasks = lifecycle.new_tasks(job)
+    tasks = job_lifecycle.new_tasks(job)
     for task in tasks:
         cluster.write(task)
     key, need = JobKey(OURS, JobId("gang")), capacity.needed(job.request.resources, OURS)

@@ -18,7 +18,7 @@ from fluster_bus.messages import (
     WorkerId,
 )
 from fluster_bus.storage.tables import Row
-from fluster_services import gangs, lifecycle
+from fluster_services import gangs, job_lifecycle, lifecycle
 from fluster_services.controller.rules.reconcile import next_records
 from fluster_services.controller.state.books import Books, JobEntry, JobKey, record_key
 
@@ -45,7 +45,7 @@ def _gang(replicas: int, *, failures: int = 0, preemptions: int = 100) -> JobRec
         max_retries_failure=failures,
         max_retries_preemption=preemptions,
     )
-    return lifecycle.new_job(NS, KEY.job_id, request, order=1, now=0)
+    return job_lifecycle.new_job(NS, KEY.job_id, request, order=1, now=0)
 
 
 # ---- histories ----------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class _Cluster:
     def __post_init__(self) -> None:
         job = _gang(self.replicas, failures=self.failures, preemptions=self.preemptions)
         self.write(job, 0)
-        for task in lifecycle.new_tasks(job):
+        for task in job_lifecycle.new_tasks(job):
             self.write(task, 0)
 
     @property
@@ -300,7 +300,7 @@ def test_a_kill_at_any_moment_leaves_nothing(seed: int) -> None:
         cluster = _Cluster(dice, replicas=dice.randint(1, 4), failures=2)
         for _ in range(dice.randint(0, 60)):
             cluster.step()
-        wanted = lifecycle.request_job_kill(cluster.job, reason="enough")
+        wanted = job_lifecycle.request_job_kill(cluster.job, reason="enough")
         cluster.write(wanted, cluster.rows[KEY.job_id].revision)
         for _ in range(300):
             cluster.catch_up_all()
@@ -339,7 +339,7 @@ def _held(task: TaskRecord, *, epoch: int = 1, is_ready: bool = True) -> TaskRec
 
 def _running(replicas: int, *, failures: int = 0) -> tuple[JobRecord, list[TaskRecord]]:
     job = _gang(replicas, failures=failures)
-    tasks = [_held(task) for task in lifecycle.new_tasks(job)]
+    tasks = [_held(task) for task in job_lifecycle.new_tasks(job)]
     (go,) = _next(job, tasks)
     assert isinstance(go, JobRecord)
     ran = [lifecycle.run(each, attempt=1, worker_id=WorkerId(f"w{each.task}"), now=2) for each in tasks]
@@ -355,7 +355,7 @@ def _ended(task: TaskRecord, state: JobStatus) -> TaskRecord:
 
 def test_when_all_are_ready_the_job_says_go_and_where_the_first_is() -> None:
     job = _gang(3)
-    tasks = [_held(task) for task in lifecycle.new_tasks(job)]
+    tasks = [_held(task) for task in job_lifecycle.new_tasks(job)]
     (go,) = _next(job, tasks)
     assert isinstance(go, JobRecord)
     assert (go.epoch, go.is_go, go.gang_address) == (1, True, "w0:1234")
@@ -365,13 +365,13 @@ def test_when_all_are_ready_the_job_says_go_and_where_the_first_is() -> None:
 
 def test_while_one_prepares_the_others_wait_without_a_decision() -> None:
     job = _gang(2)
-    first, second = lifecycle.new_tasks(job)
+    first, second = job_lifecycle.new_tasks(job)
     assert _next(job, [_held(first), _held(second, is_ready=False)]) == []
 
 
 def test_a_hold_alone_is_called_off_unless_offers_are_out() -> None:
     job = _gang(2)
-    first, second = lifecycle.new_tasks(job)
+    first, second = job_lifecycle.new_tasks(job)
     assert _next(job, [_held(first), second], is_gathering=True) == []
     (off,) = _next(job, [_held(first), second])
     assert isinstance(off, JobRecord)
@@ -382,7 +382,7 @@ def test_a_hold_alone_is_called_off_unless_offers_are_out() -> None:
 def test_holds_of_two_epochs_are_called_off_together() -> None:
     """A controller gathered for the second of them before it had read all holds of the first."""
     job = _gang(2)
-    first, second = lifecycle.new_tasks(job)
+    first, second = job_lifecycle.new_tasks(job)
     (off,) = _next(job, [_held(first, epoch=2), _held(second, epoch=3)])
     assert isinstance(off, JobRecord)
     assert (off.epoch, off.is_go) == (3, False)
@@ -390,14 +390,14 @@ def test_holds_of_two_epochs_are_called_off_together() -> None:
 
 def test_a_gathering_ends_when_a_task_is_not_there_to_be_offered() -> None:
     job = _gang(3)
-    first, second, third = lifecycle.new_tasks(job)
+    first, second, third = job_lifecycle.new_tasks(job)
     (off,) = _next(job, [_held(first), second, _ended(_held(third), W)], is_gathering=True)
     assert isinstance(off, JobRecord)
     assert (off.epoch, off.is_go) == (1, False)
 
 
 def test_a_release_costs_nothing_and_an_epoch_is_not_used_twice() -> None:
-    (task,) = lifecycle.new_tasks(_gang(1))
+    (task,) = job_lifecycle.new_tasks(_gang(1))
     held = _held(task)
     released = lifecycle.release(held, attempt=1, worker_id=WorkerId("w0"), epoch=1, now=2, reason="off")
     assert released is not None
@@ -449,7 +449,7 @@ def test_a_restart_is_not_named_after_those_that_succeeded_or_that_it_stopped_it
 
 def test_a_gang_waits_when_all_of_it_is_there_and_unwanted_by_none() -> None:
     job = _gang(2)
-    first, second = lifecycle.new_tasks(job)
+    first, second = job_lifecycle.new_tasks(job)
     assert gangs.is_waiting(job, [first, second])
     assert not gangs.is_waiting(job, [first])
     assert not gangs.is_waiting(job, [first, _held(second)])
@@ -460,7 +460,7 @@ def test_a_gang_waits_when_all_of_it_is_there_and_unwanted_by_none() -> None:
 
 def test_a_gang_has_started_from_the_go_until_all_of_it_waits_again() -> None:
     job = _gang(2)
-    first, second = lifecycle.new_tasks(job)
+    first, second = job_lifecycle.new_tasks(job)
     assert not gangs.has_started(job, [first, second])
     assert not gangs.has_started(job, [_held(first), _held(second)])
     off = gangs.call_off(job, 1)

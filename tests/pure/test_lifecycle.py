@@ -19,7 +19,7 @@ from fluster_bus.messages import (
     WorkerId,
 )
 from fluster_bus.messages.records import KEPT_TRANSITIONS
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle, lifecycle
 from fluster_services.job_info import job_info
 
 WORKERS = (WorkerId("w1"), WorkerId("w2"))
@@ -41,11 +41,11 @@ def _job(replicas: int = 1, *, failures: int = 0, preemptions: int = 100) -> Job
         max_retries_failure=failures,
         max_retries_preemption=preemptions,
     )
-    return lifecycle.new_job(Namespace("default"), JobId("train-1"), request, order=7, now=0)
+    return job_lifecycle.new_job(Namespace("default"), JobId("train-1"), request, order=7, now=0)
 
 
 def _task(*, failures: int = 0, preemptions: int = 100) -> TaskRecord:
-    return lifecycle.new_tasks(_job(failures=failures, preemptions=preemptions))[0]
+    return job_lifecycle.new_tasks(_job(failures=failures, preemptions=preemptions))[0]
 
 
 def _random_event(task: TaskRecord, now: float, dice: random.Random) -> tuple[str, TaskRecord | None]:
@@ -235,8 +235,8 @@ def test_a_failure_counts_to_the_end_of_the_window() -> None:
 
 def test_a_window_is_passed_on_to_the_tasks_and_a_clock_that_is_set_back_does_no_harm() -> None:
     request = JobRequest(name="a", entrypoint=Entrypoint(command=("true",)), max_retries_failure=1, retry_window_s=60.0)
-    job = lifecycle.new_job(Namespace("default"), JobId("a-1"), request, order=1, now=0)
-    task = lifecycle.new_tasks(job)[0]
+    job = job_lifecycle.new_job(Namespace("default"), JobId("a-1"), request, order=1, now=0)
+    task = job_lifecycle.new_tasks(job)[0]
     task = _failed_after(task, -3_600.0)
     assert task.failure_ages_s == (0.0,)
     assert lifecycle.is_final(_failed_after(task, -3_600.0))
@@ -406,7 +406,7 @@ def test_a_kill_by_force_overtakes_one_with_a_grace() -> None:
 def _tasks_in(*states: JobStatus) -> tuple[JobRecord, list[TaskRecord]]:
     job = _job(len(states), preemptions=0)
     made = []
-    for task, state in zip(lifecycle.new_tasks(job), states, strict=True):
+    for task, state in zip(job_lifecycle.new_tasks(job), states, strict=True):
         match state:
             case JobStatus.UNSCHEDULABLE:
                 made.append(_lead(task, lambda each: lifecycle.give_up(each, now=2, reason="too large")))
@@ -442,10 +442,10 @@ def _tasks_in(*states: JobStatus) -> tuple[JobRecord, list[TaskRecord]]:
 )
 def test_the_end_of_a_job(states: tuple[JobStatus, ...], joined: JobStatus, culprit: int | None) -> None:
     job, tasks = _tasks_in(*states)
-    finished = lifecycle.finish_job(job, tasks, now=9)
+    finished = job_lifecycle.finish_job(job, tasks, now=9)
     assert finished is not None
     assert (finished.state, finished.finished_at) == (joined, 9)
-    assert lifecycle.finish_job(finished, tasks, now=10) is None
+    assert job_lifecycle.finish_job(finished, tasks, now=10) is None
     if culprit is None:
         assert finished.error_message == ""
     else:
@@ -460,10 +460,10 @@ def test_a_job_that_was_to_be_killed_ends_as_killed_unless_all_succeeded(
     states: tuple[JobStatus, ...], joined: JobStatus
 ) -> None:
     job, tasks = _tasks_in(*states)
-    wanted = lifecycle.request_job_kill(job, reason="enough")
+    wanted = job_lifecycle.request_job_kill(job, reason="enough")
     assert wanted is not None
-    assert lifecycle.request_job_kill(wanted, reason="more than enough") is None
-    finished = lifecycle.finish_job(wanted, tasks, now=9)
+    assert job_lifecycle.request_job_kill(wanted, reason="more than enough") is None
+    finished = job_lifecycle.finish_job(wanted, tasks, now=9)
     assert finished is not None
     assert finished.state is joined
     assert bool(finished.error_message) == (joined is K)
@@ -483,7 +483,7 @@ def test_a_job_that_was_to_be_killed_ends_as_killed_unless_all_succeeded(
 )
 def test_a_job_on_its_way(states: tuple[JobStatus, ...], shown: JobStatus) -> None:
     job, tasks = _tasks_in(*states)
-    assert lifecycle.finish_job(job, tasks, now=9) is None
+    assert job_lifecycle.finish_job(job, tasks, now=9) is None
     info = job_info(job, reversed(tasks))
     assert info.status is shown
     assert [task.task for task in info.tasks] == list(range(len(states)))
@@ -491,18 +491,18 @@ def test_a_job_on_its_way(states: tuple[JobStatus, ...], shown: JobStatus) -> No
 
 def test_a_task_that_will_be_tried_again_does_not_end_its_job() -> None:
     job = _job(failures=1)
-    task = _lead(lifecycle.new_tasks(job)[0], _claim, _end(F))
-    assert lifecycle.finish_job(job, [task], now=9) is None
-    assert lifecycle.finish_job(job, [], now=9) is None
+    task = _lead(job_lifecycle.new_tasks(job)[0], _claim, _end(F))
+    assert job_lifecycle.finish_job(job, [task], now=9) is None
+    assert job_lifecycle.finish_job(job, [], now=9) is None
 
 
 def test_transitions_are_numbered_on_from_those_that_were_told_before() -> None:
     job = _job()
     assert [each.number for each in job.transitions] == [1]
-    (task,) = lifecycle.new_tasks(job.model_copy(update={"told_before": 3}))
+    (task,) = job_lifecycle.new_tasks(job.model_copy(update={"told_before": 3}))
     assert [each.number for each in task.transitions] == [4]
     job, tasks = _tasks_in(S)
-    finished = lifecycle.finish_job(job, tasks, now=9)
+    finished = job_lifecycle.finish_job(job, tasks, now=9)
     assert finished is not None
     assert finished.transitions[-1].reason == "all tasks succeeded"
     first = _lead(_task().model_copy(update={"transitions": ()}), _claim)
@@ -516,27 +516,27 @@ def test_transitions_are_numbered_on_from_those_that_were_told_before() -> None:
 def test_a_wish_to_stop_what_has_ended_does_nothing() -> None:
     job, _ = _tasks_in(S)
     ended = job.model_copy(update={"state": S})
-    assert lifecycle.request_job_kill(ended, reason="enough") is None
+    assert job_lifecycle.request_job_kill(ended, reason="enough") is None
 
 
 def test_only_a_job_that_waits_for_others_is_released_or_ended_before_its_tasks_are_there() -> None:
     job = _job()
     waits = job.model_copy(update={"request": job.request.model_copy(update={"after": ("b",)})})
-    released = lifecycle.release_job(waits, now=3)
+    released = job_lifecycle.release_job(waits, now=3)
     assert released is not None
-    ended = lifecycle.end_unreleased(waits, state=F, now=3, reason="b ended as FAILED")
+    ended = job_lifecycle.end_unreleased(waits, state=F, now=3, reason="b ended as FAILED")
     assert ended is not None
     assert (ended.state, ended.error_message, ended.finished_at) == (F, "b ended as FAILED", 3)
     for other in (job, released, ended):
-        assert lifecycle.release_job(other, now=4) is None
-        assert lifecycle.end_unreleased(other, state=F, now=4, reason="so") is None
+        assert job_lifecycle.release_job(other, now=4) is None
+        assert job_lifecycle.end_unreleased(other, state=F, now=4, reason="so") is None
 
 
 def test_what_happened_to_one_task_names_it() -> None:
     for states, gang in (((S, K), False), ((S, F), True)):
         job, tasks = _tasks_in(*states)
         job = job.model_copy(update={"request": job.request.model_copy(update={"gang": gang})})
-        finished = lifecycle.finish_job(job, tasks, now=9)
+        finished = job_lifecycle.finish_job(job, tasks, now=9)
         assert finished is not None
         assert finished.error_message == f"task 1: ended as {states[1]}"
 
@@ -545,7 +545,7 @@ def test_a_job_started_with_the_first_of_its_tasks() -> None:
     job, (first, second) = _tasks_in(S, S)
     later = second.model_copy(update={"started_at": 7})
     for tasks in ([first, later], [later, first]):
-        finished = lifecycle.finish_job(job, tasks, now=9)
+        finished = job_lifecycle.finish_job(job, tasks, now=9)
         assert finished is not None
         assert finished.started_at == first.started_at
 
@@ -561,7 +561,7 @@ def test_a_job_started_with_the_first_of_its_tasks() -> None:
 )
 def test_the_last_words_are_told_unless_they_say_the_same(last_words: str, told: str) -> None:
     job, (task,) = _tasks_in(F)
-    finished = lifecycle.finish_job(job, [task.model_copy(update={"last_words": last_words})], now=9)
+    finished = job_lifecycle.finish_job(job, [task.model_copy(update={"last_words": last_words})], now=9)
     assert finished is not None
     assert finished.error_message == told
 
@@ -570,20 +570,20 @@ def test_the_last_words_are_told_unless_they_say_the_same(last_words: str, told:
 def test_that_nothing_can_hold_a_gang_is_said_of_all_its_tasks(gang: bool, told: str) -> None:
     job, tasks = _tasks_in(U, U)
     job = job.model_copy(update={"request": job.request.model_copy(update={"gang": gang})})
-    finished = lifecycle.finish_job(job, tasks, now=9)
+    finished = job_lifecycle.finish_job(job, tasks, now=9)
     assert finished is not None
     assert finished.error_message == told
 
 
 def test_the_error_of_the_culprit_is_the_jobs() -> None:
     job = _job()
-    task = _lead(lifecycle.new_tasks(job)[0], _claim)
+    task = _lead(job_lifecycle.new_tasks(job)[0], _claim)
     error = TaskError(type="ValueError", message="bad")
     ended = lifecycle.end(
         task, attempt=1, worker_id=WORKERS[0], now=5, state=F, reason="ValueError: bad", exit_code=1, error=error
     )
     assert ended is not None
-    finished = lifecycle.finish_job(job, [ended], now=9)
+    finished = job_lifecycle.finish_job(job, [ended], now=9)
     assert finished is not None
     info = job_info(finished, [ended])
     assert (info.error, info.error_message, info.exit_code) == (error, "ValueError: bad", 1)

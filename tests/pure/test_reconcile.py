@@ -7,7 +7,7 @@ import pytest
 from fluster_bus.messages import Endpoint, EndpointId, JobId, JobRecord, JobStatus, Namespace, TaskRecord, WorkerId
 from fluster_bus.messages.parts.arrays import TaskArray
 from fluster_bus.storage.tables import Row
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle, lifecycle
 from fluster_services.controller.rules.reconcile import is_stale, missing_tasks, next_records, why_attempt_is_over
 from fluster_services.controller.state.books import Books, JobEntry, JobKey, record_key
 from tests.pure.recorded import recorded_job
@@ -62,7 +62,7 @@ def _lived(dice: random.Random) -> _Store:
     store = _Store()
     job = job_record("a", replicas=dice.randint(1, 3))
     store.write(job, 0)
-    for task in lifecycle.new_tasks(job):
+    for task in job_lifecycle.new_tasks(job):
         store.write(task, 0)
     for step in range(dice.randint(0, 25)):
         key = dice.choice(list(store.rows))
@@ -75,7 +75,7 @@ def _lived(dice: random.Random) -> _Store:
 
 def _random_change(record: Record, now: float, dice: random.Random) -> Record | None:
     if isinstance(record, JobRecord):
-        return lifecycle.request_job_kill(record, reason="enough") if dice.random() < 0.1 else None
+        return job_lifecycle.request_job_kill(record, reason="enough") if dice.random() < 0.1 else None
     worker = WorkerId(dice.choice(("w1", "w2")))
     if record.state is JobStatus.PENDING:
         return lifecycle.claim(record, attempt=record.attempt, worker_id=worker, now=now)
@@ -151,9 +151,9 @@ def _entry(job: JobRecord, *tasks: TaskRecord) -> JobEntry:
 
 def test_a_job_whose_tasks_are_still_being_written_does_not_end() -> None:
     job = job_record("a", replicas=2)
-    killed = lifecycle.request_job_kill(job, reason="enough")
+    killed = job_lifecycle.request_job_kill(job, reason="enough")
     assert killed is not None
-    first = lifecycle.new_tasks(job)[0]
+    first = job_lifecycle.new_tasks(job)[0]
     assert next_records(_entry(killed), now=9, parent=None) == []
     (wanted,) = next_records(_entry(killed, first), now=9, parent=None)
     assert isinstance(wanted, TaskRecord)
@@ -174,7 +174,7 @@ def test_a_job_is_released_when_what_it_runs_after_has_ended() -> None:
 
 def test_a_job_ends_when_its_parent_does() -> None:
     parent, child = job_record("p"), job_record("a", parent="p")
-    task = lifecycle.new_tasks(child)[0]
+    task = job_lifecycle.new_tasks(child)[0]
     assert next_records(_entry(child, task), now=9, parent=parent) == []
     done = parent.model_copy(update={"state": JobStatus.SUCCEEDED})
     (wanted,) = next_records(_entry(child, task), now=9, parent=done)
@@ -200,12 +200,12 @@ def test_a_job_ends_with_the_attempt_that_launched_it(launched_in: int) -> None:
     parent, child = job_record("p"), job_record("a", parent="p")
     request = child.request.model_copy(update={"parent_task": 0, "parent_attempt": launched_in})
     child = child.model_copy(update={"request": request})
-    first = lifecycle.new_tasks(parent)[0]
+    first = job_lifecycle.new_tasks(parent)[0]
     second = lifecycle.retry(_failed(first), now=3)
     assert second is not None
     lives = {}
     for name, launcher in {"first": first, "failed": _failed(first), "second": second}.items():
-        wanted = next_records(_entry(child, *lifecycle.new_tasks(child)), now=9, parent=parent, launcher=launcher)
+        wanted = next_records(_entry(child, *job_lifecycle.new_tasks(child)), now=9, parent=parent, launcher=launcher)
         lives[name] = not wanted
         assert not wanted or wanted[0].kill_requested == f"attempt {launched_in} of its parent p has ended"
     assert lives == {"first": True, "failed": False, "second": launched_in >= 2}
@@ -215,7 +215,7 @@ def test_a_job_ends_with_the_attempt_that_launched_it(launched_in: int) -> None:
 def test_the_next_attempt_waits_for_what_the_last_one_launched(gang: bool) -> None:
     job = job_record("a", replicas=2)
     job = job.model_copy(update={"request": job.request.model_copy(update={"gang": gang}), "epoch": int(gang)})
-    tasks = [_failed(task) for task in lifecycle.new_tasks(job)]
+    tasks = [_failed(task) for task in job_lifecycle.new_tasks(job)]
     entry = _entry(job, *tasks)
 
     def begun(with_children: set[int]) -> list[int]:
@@ -233,9 +233,9 @@ def test_a_task_is_stopped_also_while_what_it_launched_goes_on(gang: bool) -> No
     """Only its next attempt would wait for the end of that."""
     job = job_record("a", replicas=2)
     job = job.model_copy(update={"request": job.request.model_copy(update={"gang": gang}), "epoch": 1, "is_go": gang})
-    lost, other = (_failed(task) for task in lifecycle.new_tasks(job))
+    lost, other = (_failed(task) for task in job_lifecycle.new_tasks(job))
     held = lifecycle.claim(
-        lifecycle.new_tasks(job)[1], attempt=1, worker_id=WorkerId("w"), now=1, epoch=1 if gang else 0
+        job_lifecycle.new_tasks(job)[1], attempt=1, worker_id=WorkerId("w"), now=1, epoch=1 if gang else 0
     )
     assert held is not None
     if gang:
@@ -283,11 +283,11 @@ def test_a_job_is_stopped_when_more_tasks_have_failed_for_good_than_it_puts_up_w
                 "max_retries_preemption": 0,
             }
         )
-        job = lifecycle.new_job(NS, JobId("a"), request, order=1, now=0)
+        job = job_lifecycle.new_job(NS, JobId("a"), request, order=1, now=0)
         states = [
             dice.choice((JobStatus.PENDING, JobStatus.BUILDING, JobStatus.UNSCHEDULABLE, *ENDS)) for _ in range(count)
         ]
-        tasks = [_run(task, state) for task, state in zip(lifecycle.new_tasks(job), states, strict=True)]
+        tasks = [_run(task, state) for task, state in zip(job_lifecycle.new_tasks(job), states, strict=True)]
         failed = sum(
             state in (JobStatus.WORKER_FAILED, JobStatus.UNSCHEDULABLE)
             or (state is JobStatus.FAILED and request.max_retries_failure == 0)
@@ -309,7 +309,7 @@ def test_what_is_missing_of_a_released_job_are_the_tasks_without_a_record(seed: 
     dice = random.Random(seed)
     for _ in range(30):
         released = recorded_job("a", replicas=dice.randint(1, 4), after=("b",)).model_copy(update={"released": True})
-        tasks = lifecycle.new_tasks(released)
+        tasks = job_lifecycle.new_tasks(released)
         there = dice.sample(tasks, dice.randint(0, len(tasks)))
         missing = [task for task in tasks if task not in there]
         assert list(missing_tasks(_entry(released, *there))) == missing
@@ -325,7 +325,7 @@ def test_a_job_that_names_no_attempt_lives_as_long_as_its_parent() -> None:
     parent = job_record("p")
     named = job_record("a", parent="p").request
     in_second = named.model_copy(update={"parent_task": 0, "parent_attempt": 2})
-    over = lifecycle.retry(_failed(lifecycle.new_tasks(parent)[0]), now=3)
+    over = lifecycle.retry(_failed(job_lifecycle.new_tasks(parent)[0]), now=3)
     assert over is not None
     assert why_attempt_is_over(named, over) is None
     assert why_attempt_is_over(in_second, None) is None, "there is no record of what launched it"
@@ -339,7 +339,7 @@ def test_nothing_is_decided_about_a_job_that_is_not_known() -> None:
 
 def test_whose_endpoint_is_stale() -> None:
     job = job_record("a")
-    task = lifecycle.new_tasks(job)[0]
+    task = job_lifecycle.new_tasks(job)[0]
     claimed = lifecycle.claim(task, attempt=1, worker_id=WorkerId("w"), now=1)
     assert claimed is not None
     ended = lifecycle.lose_worker(claimed, worker_id=WorkerId("w"), now=2, reason="lost")

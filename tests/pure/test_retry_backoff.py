@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster_bus.messages import Entrypoint, JobId, JobRequest, JobStatus, Namespace, TaskRecord, WorkerId
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle, lifecycle
 
 WORKER = WorkerId("w1")
 NOW = 1_000.0
@@ -15,8 +15,8 @@ def task(job: str = "train-1", **options: object) -> TaskRecord:
     request = JobRequest.model_validate(
         {"name": "train", "entrypoint": Entrypoint(command=("true",)), "max_retries_failure": 100, **options}
     )
-    record = lifecycle.new_job(Namespace("default"), JobId(job), request, order=1, now=NOW)
-    return lifecycle.new_tasks(record)[0]
+    record = job_lifecycle.new_job(Namespace("default"), JobId(job), request, order=1, now=NOW)
+    return job_lifecycle.new_tasks(record)[0]
 
 
 def once_more(waiting: TaskRecord, state: JobStatus) -> TaskRecord:

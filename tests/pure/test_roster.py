@@ -13,7 +13,7 @@ from fluster_bus.messages import (
     WorkerInfo,
 )
 from fluster_bus.storage.tables import Row
-from fluster_services import capacity, lifecycle
+from fluster_services import capacity, job_lifecycle, lifecycle
 from fluster_services.controller.state.books import Books, record_key
 from fluster_services.controller.state.first_fit import FirstFit
 from fluster_services.controller.state.liveness import Liveness
@@ -90,7 +90,7 @@ class Cluster:
 
 
 def _task(cpu: float) -> TaskRecord:
-    (task,) = lifecycle.new_tasks(recorded_job(cpu=cpu, memory=1 << 30))
+    (task,) = job_lifecycle.new_tasks(recorded_job(cpu=cpu, memory=1 << 30))
     return task
 
 
@@ -187,7 +187,7 @@ def test_only_what_no_worker_could_ever_cover_is_a_misfit() -> None:
 def test_what_a_lost_worker_held_is_lost_but_not_what_has_ended_there() -> None:
     cluster, a, b = Cluster(), WorkerId("a"), WorkerId("b")
     for job, worker_id in (("lost", a), ("ended", a), ("elsewhere", b)):
-        (task,) = lifecycle.new_tasks(recorded_job(job))
+        (task,) = job_lifecycle.new_tasks(recorded_job(job))
         held = lifecycle.claim(task, attempt=1, worker_id=worker_id, now=0.0)
         assert held is not None
         cluster.apply(held)

@@ -8,7 +8,7 @@ import pytest
 
 from fluster_bus.messages import Entrypoint, JobId, JobRecord, JobRequest, JobStatus, Namespace, TaskError
 from fluster_bus.storage.tables import Row
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 from fluster_services.controller.state.books import Books, JobKey
 from fluster_services.controller.state.slim_records import (
     is_left,
@@ -25,7 +25,7 @@ def _request(data: bytes) -> JobRequest:
 
 
 def _job(data: bytes = b"", **fields: object) -> JobRecord:
-    job = lifecycle.new_job(Namespace("default"), JobId("job"), _request(data), order=1, now=0)
+    job = job_lifecycle.new_job(Namespace("default"), JobId("job"), _request(data), order=1, now=0)
     return job.model_copy(update=fields)
 
 
@@ -68,8 +68,8 @@ def test_the_books_retain_no_bodies_of_requests(large: str, state: JobStatus) ->
 
     def take(number: int) -> None:
         request = JobRequest.from_json(data)
-        job = lifecycle.new_job(Namespace("default"), JobId(f"job-{number}"), request, order=number, now=0)
-        (task,) = lifecycle.new_tasks(job)
+        job = job_lifecycle.new_job(Namespace("default"), JobId(f"job-{number}"), request, order=number, now=0)
+        (task,) = job_lifecycle.new_tasks(job)
         books.apply(Row(job.job_id, job, 1))
         books.apply(Row(f"{job.job_id}.0", task, 1))
         books.apply(Row(job.job_id, job.model_copy(update={"state": state}), 2))
@@ -109,7 +109,7 @@ def test_errors_of_finished_jobs_are_cut() -> None:
 
 
 def test_tasks_of_finished_jobs_need_no_error() -> None:
-    (task,) = lifecycle.new_tasks(_job())
+    (task,) = job_lifecycle.new_tasks(_job())
     slim = slim_task(task.model_copy(update={"error": _error(10)}), _job())
     assert slim.error is None
     assert slim.to_json() == task.to_json()

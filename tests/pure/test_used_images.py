@@ -7,7 +7,7 @@ import pytest
 from fluster_bus.messages import JobId, JobRequest, Namespace, WorkerId
 from fluster_bus.messages.jobs import Entrypoint, JobStatus
 from fluster_bus.messages.parts.images import UsedImage, digest_of, engine_name, split_name
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle, lifecycle
 
 A, B = (f"sha256:{letter * 64}" for letter in "ab")
 
@@ -53,7 +53,7 @@ def test_it_is_shown_with_its_digest_and_pulled_by_that() -> None:
 
 def test_the_record_of_a_task_keeps_it_for_the_next_attempt() -> None:
     request = JobRequest(name="j", entrypoint=Entrypoint(command=("true",)), max_retries_failure=1)
-    (task,) = lifecycle.new_tasks(lifecycle.new_job(Namespace("ns"), JobId("j"), request, order=1, now=0))
+    (task,) = job_lifecycle.new_tasks(job_lifecycle.new_job(Namespace("ns"), JobId("j"), request, order=1, now=0))
     worker, used = WorkerId("w"), UsedImage(name="python:3", id=A, digest=B)
     claimed = lifecycle.claim(task, attempt=1, worker_id=worker, now=1)
     assert claimed is not None

@@ -7,7 +7,7 @@ import pytest
 
 from fluster_bus.messages import Entrypoint, JobId, JobRequest, JobStatus, Namespace, TaskRecord, WorkerId
 from fluster_bus.storage.tables import Row
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle, lifecycle
 from fluster_services.controller.scheduling.waits import Waits, waited_s
 from fluster_services.controller.state.books import JobKey
 
@@ -23,8 +23,8 @@ def _task(*, timeout_s: float | None = 10, backoff_s: float = 0, gang: bool = Fa
         gang=gang,
         max_retries_failure=100,
     )
-    job = lifecycle.new_job(KEY.namespace, KEY.job_id, request, order=order, now=0)
-    (task,) = lifecycle.new_tasks(job)
+    job = job_lifecycle.new_job(KEY.namespace, KEY.job_id, request, order=order, now=0)
+    (task,) = job_lifecycle.new_tasks(job)
     return task.model_copy(update={"backoff_s": backoff_s})
 
 

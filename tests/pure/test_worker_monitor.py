@@ -19,7 +19,7 @@ from fluster_bus.messages import (
 )
 from fluster_bus.messages.parts.resources import GIB
 from fluster_bus.storage.tables import Row
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle, lifecycle
 from fluster_services.config import Timing
 from fluster_services.controller.scheduling import worker_monitor
 from fluster_services.controller.scheduling.dispatch import Dispatch
@@ -86,7 +86,7 @@ class Judging:
 
     def submit(self, cpu: float) -> TaskRecord:
         job = recorded_job(cpu=cpu)
-        (task,) = lifecycle.new_tasks(job)
+        (task,) = job_lifecycle.new_tasks(job)
         self.books.apply(Row(record_key(job), job, 1))
         key = self.books.apply(Row(record_key(task), task, 2))
         assert key is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fluster_bus.core.errors import BusError
 from fluster_bus.core.fault_log import FaultLog
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 from fluster_services.controller.rules.reconcile import missing_tasks, next_records
 from fluster_services.controller.state.books import JobKey
 from fluster_services.gangs import MAX_AT_ONCE
@@ -50,7 +50,7 @@ class Reconciler:
         parent_id = entry.job.value.request.parent
         parent = self._books.get(JobKey(key.namespace, parent_id)) if parent_id is not None else None
         parent_record = parent.job.value if parent is not None and parent.job is not None else None
-        after = self._books.dependencies(key) if lifecycle.awaits_others(entry.job.value) else None
+        after = self._books.dependencies(key) if job_lifecycle.awaits_others(entry.job.value) else None
         is_gathering = self._gangs.is_gathering(key)
         wanted = next_records(
             entry,

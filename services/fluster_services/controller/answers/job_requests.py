@@ -27,7 +27,7 @@ from fluster_bus.messages import (
 from fluster_bus.messages.parts.model import Message
 from fluster_bus.messages.requests import MAX_JOBS_A_REPLY
 from fluster_bus.messages.stacks import TaskStack, TaskStackRequest
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 from fluster_services.controller.answers.requests import Pace, present_pace
 from fluster_services.controller.answers.worker_requests import flush_job, stack_of
 from fluster_services.controller.state.books import JobKey
@@ -162,7 +162,7 @@ class JobRequests:
                 raise ServiceError(
                     "JobNotFoundError", f"no job {request.job_id!r} in namespace {namespace!r}: `fluster ps` lists them"
                 )
-            wanted = lifecycle.request_job_kill(entry.job.value, reason=request.reason)
+            wanted = job_lifecycle.request_job_kill(entry.job.value, reason=request.reason)
             job, tasks = entry.job.value, entry.task_records()
             if wanted is None or await self._writer.write(wanted, entry.job.revision):
                 return terminated(await written_job(job_summary(job, tasks), job, tasks, {}, present_pace()))

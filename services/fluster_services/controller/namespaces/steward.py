@@ -14,8 +14,8 @@ from fluster_bus.core.errors import BusError, RevisionConflictError, StorageErro
 from fluster_bus.core.fault_log import FaultLog
 from fluster_bus.messages import Namespace, NamespaceRecord, NamespaceState
 from fluster_bus.provisioning.provisioning import delete_namespace
-from fluster_bus.running.coroutines import TimeSlices
-from fluster_services import lifecycle
+from fluster_bus.running.time_slices import TimeSlices
+from fluster_services import job_lifecycle
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
@@ -139,7 +139,7 @@ class Steward:
                 entry = self._books.get(key)
                 if entry is None or entry.job is None:
                     continue
-                killed = lifecycle.request_job_kill(entry.job.value, reason=f"namespace {namespace} is dropped")
+                killed = job_lifecycle.request_job_kill(entry.job.value, reason=f"namespace {namespace} is dropped")
                 if killed is not None:
                     await self._writer.write(killed, entry.job.revision)
             await self._namespaces.wait_changed(

@@ -21,7 +21,7 @@ from enum import Enum, auto
 
 from fluster_bus.messages import JobId, JobRecord, JobStatus, Replacement, TaskRecord, Transition
 from fluster_bus.messages.records import KEPT_EARLIER, KEPT_TRANSITIONS
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 
 
 class Resolution(Enum):
@@ -92,7 +92,7 @@ def unmark(known: JobRecord) -> JobRecord:
 def is_half_removed(known: JobRecord, tasks: Iterable[TaskRecord]) -> bool:
     """True when the job is over, and records of its tasks are not there any more."""
     its_own = sum(task.order == known.order for task in tasks)
-    return known.is_over and not lifecycle.awaits_others(known) and its_own < known.request.replicas
+    return known.is_over and not job_lifecycle.awaits_others(known) and its_own < known.request.replicas
 
 
 def successor(known: JobRecord, tasks: Iterable[TaskRecord], submitted: JobRecord) -> JobRecord:
@@ -134,7 +134,7 @@ def circle(job_id: JobId, after: Iterable[JobId], get: Callable[[JobId], JobReco
     while ahead:
         name = ahead.pop()
         other = get(name)
-        if other is None or other.is_over or not lifecycle.awaits_others(other):
+        if other is None or other.is_over or not job_lifecycle.awaits_others(other):
             continue
         if job_id in other.request.after:
             return f"after={name!r}: that job waits for {job_id!r} itself"

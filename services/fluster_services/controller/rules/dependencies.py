@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fluster_bus.core.names import did_you_mean, near_names
 from fluster_bus.messages import JobId, JobRecord, JobStatus
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 
 
 def next_record(job: JobRecord, known: Mapping[JobId, JobRecord], *, now: float) -> JobRecord | None:
@@ -20,18 +20,18 @@ def next_record(job: JobRecord, known: Mapping[JobId, JobRecord], *, now: float)
     `known` has the jobs that it names. One that is not there is over, and ended well enough: it was there when the job
     was submitted, its record outlives it by days, and had it failed this job would have been told then.
     """
-    if not lifecycle.awaits_others(job):
+    if not job_lifecycle.awaits_others(job):
         return None
     if job.kill_requested is not None:
-        return lifecycle.end_unreleased(job, state=JobStatus.KILLED, now=now, reason=job.kill_requested)
+        return job_lifecycle.end_unreleased(job, state=JobStatus.KILLED, now=now, reason=job.kill_requested)
     failed = next((each for each in _ended(job, known) if each.state is not JobStatus.SUCCEEDED), None)
     if failed is not None and job.request.after_failure == "fail":
         why = f": {failed.error_message}" if failed.error_message else ""
         reason = f"it was to run after job {failed.job_id}, which ended as {failed.state}{why}"
-        return lifecycle.end_unreleased(job, state=JobStatus.FAILED, now=now, reason=reason)
+        return job_lifecycle.end_unreleased(job, state=JobStatus.FAILED, now=now, reason=reason)
     if waits_for(job, known):
         return None
-    return lifecycle.release_job(job, now=now)
+    return job_lifecycle.release_job(job, now=now)
 
 
 def waits_for(job: JobRecord, known: Mapping[JobId, JobRecord]) -> list[JobRecord]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 
 from fluster_bus.messages import Endpoint, JobId, JobRecord, JobRequest, JobStatus, TaskRecord
-from fluster_services import gangs, lifecycle
+from fluster_services import gangs, job_lifecycle, lifecycle
 from fluster_services.controller.rules import dependencies
 from fluster_services.controller.state.books import JobEntry
 
@@ -39,10 +39,10 @@ def next_records(
         return []
     orphaned = _orphaned(job, parent, launcher) if parent is not None else None
     if orphaned is not None:
-        killed = lifecycle.request_job_kill(job, reason=orphaned)
+        killed = job_lifecycle.request_job_kill(job, reason=orphaned)
         if killed is not None:
             return [killed]
-    if lifecycle.awaits_others(job):
+    if job_lifecycle.awaits_others(job):
         followed = dependencies.next_record(job, after or {}, now=now)
         return [followed] if followed is not None else []
     tasks = entry.task_records()
@@ -61,7 +61,7 @@ def next_records(
         return list(changed)
     if len(tasks) < job.request.replicas:
         return []  # its tasks' records are still being written
-    finished = lifecycle.finish_job(job, tasks, now=now)
+    finished = job_lifecycle.finish_job(job, tasks, now=now)
     return [finished] if finished is not None else []
 
 
@@ -94,11 +94,11 @@ def why_attempt_is_over(request: JobRequest, launcher: TaskRecord | None) -> str
 
 def missing_tasks(entry: JobEntry) -> Iterator[TaskRecord]:
     """The tasks of a job that have no record yet, if they are recorded later than the job."""
-    if entry.job is None or entry.job.value.state.finished() or not lifecycle.is_recorded_later(entry.job.value):
+    if entry.job is None or entry.job.value.state.finished() or not job_lifecycle.is_recorded_later(entry.job.value):
         return
     if len(entry.tasks) == entry.job.value.request.replicas:
         return  # as nearly always, and this is asked after each change of each task
-    for task in lifecycle.each_new_task(entry.job.value):
+    for task in job_lifecycle.each_new_task(entry.job.value):
         if task.task not in entry.tasks:
             yield task
 

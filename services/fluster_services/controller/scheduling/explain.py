@@ -9,8 +9,8 @@ from fluster_bus.core.names import no_worker_named
 from fluster_bus.messages import Capacity, JobRecord, JobStatus, TaskRecord, WorkerId
 from fluster_bus.messages.parts.arrays import number_in
 from fluster_bus.messages.parts.counted import number_text
-from fluster_bus.messages.parts.resources import as_words, worker_named
-from fluster_services import capacity, gangs, lifecycle
+from fluster_bus.messages.parts.labels import as_words, worker_named
+from fluster_services import capacity, gangs, job_lifecycle, lifecycle
 from fluster_services.controller.state.roster import WorkerView
 
 _NO_WORKER = "there is no worker now that takes work"
@@ -52,7 +52,7 @@ def explain(
     held = [task for task in tasks if lifecycle.is_held(task)]
     if job.kill_requested is not None:
         return f"it is being stopped ({job.kill_requested}); {len(held)} of its tasks have not ended yet"
-    if lifecycle.awaits_others(job):
+    if job_lifecycle.awaits_others(job):
         return _why_not_released(waits_for)
     if job.request.gang and any(task.epoch > job.epoch for task in held):
         ready = sum(task.is_ready for task in held)
@@ -62,7 +62,7 @@ def explain(
     if held and not waiting:
         return _where_held(held, len(tasks), preparing, now)
     if not waiting:
-        end = lifecycle.finish_job(job, tasks, now=now)
+        end = job_lifecycle.finish_job(job, tasks, now=now)
         return "its end is being written" + (f": {_how_ended(end)}" if end is not None else "")
     offered = [task for task in waiting if task.task not in pauses_s]
     if not offered or (job.request.gang and len(offered) < len(waiting)):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fluster_bus.core import buckets
 from fluster_bus.messages import Capacity, JobId, JobRecord, JobRequest, JobStatus, Namespace, TaskRecord, WorkerId
 from fluster_bus.storage.tables import Deleted, Row
-from fluster_services import capacity, lifecycle
+from fluster_services import capacity, job_lifecycle, lifecycle
 from fluster_services.controller.state.families import Families
 from fluster_services.controller.state.shares import Shares
 from fluster_services.controller.state.slim_records import slim_job, slim_task
@@ -168,7 +168,7 @@ class Books:
                 self._forget_held(key, row.value)
 
     def _index_dependencies(self, key: JobKey, job: JobRecord) -> None:
-        waits = lifecycle.awaits_others(job) and not job.state.finished()
+        waits = job_lifecycle.awaits_others(job) and not job.state.finished()
         for job_id in job.request.after:
             dependency = JobKey(key.namespace, job_id)
             if waits:
@@ -402,7 +402,7 @@ class Books:
         for dependency, dependents in self._dependents.items():
             for key in dependents:
                 job = self._jobs[key].job
-                assert job is not None and lifecycle.awaits_others(job.value)  # noqa: S101, PT018
+                assert job is not None and job_lifecycle.awaits_others(job.value)  # noqa: S101, PT018
                 assert dependency.job_id in job.value.request.after  # noqa: S101
         for namespace, count in self._dependencies.items():
             assert count == sum(each for key, each in self._waiting.items() if key.namespace == namespace)  # noqa: S101

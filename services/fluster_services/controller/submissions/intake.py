@@ -30,7 +30,7 @@ from fluster_bus.messages.requests import StoredRequest
 from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.submissions import Submission, first_unsettled, is_waiting, submissions
 from fluster_bus.storage.tables import Row
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 from fluster_services.controller.leading.event_log import refusal
 from fluster_services.controller.rules import conflicts
 from fluster_services.controller.rules.conflicts import Resolution
@@ -215,7 +215,7 @@ class Intake:
         job_id = request.job_id or default_job_id(request.name, submission.sequence)
         if job_id == buckets.LEADER_KEY:
             raise InvalidNameError(f"invalid job id {job_id!r}: the cluster itself has that key; choose another")
-        job = lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=time.time())
+        job = job_lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=time.time())
         is_new = self._books.get(JobKey(namespace, job_id)) is None
         if is_new:
             await self._checks.check_new(job)
@@ -228,11 +228,11 @@ class Intake:
             recorded = await self._settle(submission, job)
         if recorded is None:
             return
-        if lifecycle.is_recorded_later(recorded):
+        if job_lifecycle.is_recorded_later(recorded):
             self._dirty.mark(JobKey(namespace, job_id))
             return
         self._room.leave_bytes(self._unstored.pop(submission.sequence, 0))  # of many tasks none needs them
-        for task in lifecycle.each_new_task(recorded):
+        for task in job_lifecycle.each_new_task(recorded):
             await self._writer.record_task(task)
 
     async def _settle(self, submission: Submission, job: JobRecord) -> JobRecord | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fluster_bus.core.errors import BusError
 from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.submissions import is_waiting
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 from fluster_services.controller.rules import conflicts
 from fluster_services.controller.state.books import Books, JobKey
 
@@ -43,7 +43,7 @@ def _is_incomplete(books: Books, key: JobKey) -> bool:
     if entry is None or entry.job is None:
         return False
     job = entry.job.value
-    lacks_tasks = len(entry.tasks) < job.request.replicas and not lifecycle.awaits_others(job)
+    lacks_tasks = len(entry.tasks) < job.request.replicas and not job_lifecycle.awaits_others(job)
     return job.replacement is not None or (lacks_tasks and not job.state.finished())
 
 
@@ -59,6 +59,6 @@ async def _settle(bus: Bus, books: Books, writer: RecordWriter, key: JobKey, _le
     if awaited is not None:
         await writer.write(conflicts.unmark(job), row.revision)
         return
-    for task in lifecycle.new_tasks(job):
+    for task in job_lifecycle.new_tasks(job):
         if task.task not in entry.tasks:
             await writer.record_task(task)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fluster_bus.messages import JobRecord, Namespace, OwnerReply, OwnerRequest, TaskRecord
 from fluster_bus.storage.submissions import places
-from fluster_services import lifecycle
+from fluster_services import job_lifecycle
 from fluster_services.controller.state.books import Books, JobKey
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Owners:
                 entry = books.get(key)
                 if entry is None or entry.job is None or entry.job.value.replacement is not None:
                     continue  # one that is replaced is being stopped, and the job that takes its place is another's
-                killed = lifecycle.request_job_kill(entry.job.value, reason=reason)
+                killed = job_lifecycle.request_job_kill(entry.job.value, reason=reason)
                 if killed is not None:
                     ended.append((killed, entry.job.revision))
             if ended:
