@@ -2,7 +2,7 @@
 
 A class is (device, variant, count, CPU level, memory level), the levels being powers of two. A worker listens on
 every class that its free capacity covers, so NATS hands an offer to one with room. A task that lies between two
-levels is offered on the class above it, and if nobody listens there, by name.
+levels is offered on the class above it, and if no worker listens there, by name.
 """
 
 from __future__ import annotations

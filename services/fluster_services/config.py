@@ -82,7 +82,7 @@ class RecordLimits:
     max_finished: int = 25_000  # each takes up to 6 KB of a controller's memory
     # A controller removes nothing for its age before it has run so long: a clock that was wrong is put right by then.
     sure_after_s: float = 3_600.0
-    kept_at_least_s: float = 300.0  # however many there are: whoever waited for one shall find it
+    kept_at_least_s: float = 300.0  # however many there are: a client that waited for one finds it
     sweep_s: float = 5.0  # between two looks
     secrets_sweep_s: float = 60.0  # between two looks for secrets of no job
     secrets_orphaned_s: float = 600.0  # for so long they may be those of a job that is about to be recorded

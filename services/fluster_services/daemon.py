@@ -48,7 +48,7 @@ _SIGN_OF_LIFE_S = 10.0
 
 
 class StartOverError(FlusterError):
-    """What was served ended here: it is to be served anew, on a connection of which nobody has heard."""
+    """What was served ended here: it is to be served anew, on a new connection."""
 
 
 # A connection that is lost in the middle of a step leaves it half done; so does a server that is slow to answer, and a group of servers that
@@ -183,7 +183,7 @@ async def _main(
             descriptor = ready_fds.pop()
             os.write(descriptor, b"\n")
             os.close(descriptor)
-        log.info("%s is ready at %s", name, address)  # whoever reads it may count on what is above
+        log.info("%s is ready at %s", name, address)  # a reader of the log may count on what is above
 
     while (bus := await _connect(address, name, leaving)) is not None:
         serving = asyncio.create_task(serve(bus, ready))
@@ -215,7 +215,7 @@ async def _main(
 
 
 def _alive_file() -> Path | None:
-    """What whoever watches over this daemon looks at; gone until it is ready."""
+    """The file that a supervisor of this daemon looks at; absent until it is ready."""
     if not os.environ.get(_ALIVE_VARIABLE):
         return None
     file = Path(os.environ[_ALIVE_VARIABLE])
@@ -275,4 +275,4 @@ def _warn_of_end(bus: Bus) -> None:
 
 
 class _RefusedError(FlusterError):
-    """Wrong credentials stay wrong: there is no use in trying again."""
+    """Wrong credentials stay wrong: it is not tried again."""

@@ -3,13 +3,13 @@
     gathering      every task is offered to one worker by name, which claims it: a hold for the epoch after the job's
     ready          a hold has its environment; the first task's also the address at which the others will find it
     go             all are ready: one compare-and-set on the job's record says so, and every hold becomes a start
-    off            not all could be had, or nobody spoke for the holds in time: the same compare-and-set says that, by
+    off            not all could be had, or no controller decided in time: the same compare-and-set says that, by
                    the controller or by any of the holding workers, and every hold is released, at no cost
     restart        a task that runs was lost or failed, and has budget left: the others are stopped at no cost, and
-                   when nobody holds one any more, all wait again
+                   when no worker holds one, all wait again
 
-Since go and off are written to the same record, only one of them can be said of an epoch, and it binds everybody: a
-worker that says off may release its hold, because nobody can say go any more. Nobody waits for more while holding
+Since go and off are written to the same record, only one of them can be said of an epoch, and it binds all: a
+worker that says off may release its hold, because go cannot be said after that. No job waits for more while holding
 something that others could wait for, except for what holds already; so gangs cannot block each other for ever.
 """
 
@@ -88,7 +88,7 @@ def why_stop(tasks: Sequence[TaskRecord]) -> str | None:
 def next_records(
     job: JobRecord, tasks: Sequence[TaskRecord], *, now: float, is_gathering: bool
 ) -> list[JobRecord | TaskRecord]:
-    """The records that replace present ones of a gang that nobody wants to stop; none when it is to go on as it does."""
+    """The records that replace present ones of a gang that is not to be stopped; none when it is to go on as it does."""
     open_holds = [task for task in tasks if lifecycle.is_held(task) and task.epoch > job.epoch]
     if open_holds:
         decided = _decide(job, tasks, open_holds, is_gathering=is_gathering)

@@ -12,7 +12,7 @@ from fluster_bus.messages import JobId, JobRecord, JobRequest, JobStatus, Namesp
 from fluster_bus.messages.parts.arrays import number_in
 from fluster_services.lifecycle import is_final, moved
 
-TASKS_WITH_JOB = 64  # a job that has more is recorded before them, so that whoever is next need not wait for all
+TASKS_WITH_JOB = 64  # a job that has more is recorded before them, so that the next job need not wait for all
 
 
 def new_job(namespace: Namespace, job_id: JobId, request: JobRequest, *, order: int, now: float) -> JobRecord:
@@ -106,7 +106,7 @@ def finish_job(job: JobRecord, tasks: Iterable[TaskRecord], *, now: float) -> Jo
     """The job's end, once all its tasks have ended: SUCCEEDED if all did, KILLED if that was asked for, else the
     worst that happened to one, with its error and its last words.
     """
-    tasks = sorted(tasks, key=lambda task: task.task)  # whoever decides names the same culprit
+    tasks = sorted(tasks, key=lambda task: task.task)  # so that each decision names the same culprit
     if job.state.finished() or not tasks or not all(is_final(task) for task in tasks):
         return None
     state = _joined_state(job, tasks)

@@ -17,7 +17,7 @@
     any end        its gang starts again       PENDING, n + 1   the controller
 
 A claim of a gang's task is a hold: what follows from it is decided in the job's record (see gangs.py).
-A function returns None when the event does not apply to the record any more: it is late, doubled, or about an attempt
+A function returns None when the event does not apply to the record: it is late, doubled, or about an attempt
 that was superseded. Then nothing is written. Every other state than those on the left is final.
 """
 
@@ -177,7 +177,7 @@ def lose_worker(task: TaskRecord, *, worker_id: WorkerId, now: float, reason: st
 
 
 def request_kill(task: TaskRecord, *, now: float, reason: str, force: bool = False) -> TaskRecord | None:
-    """Somebody wants it stopped: done at once when nobody holds it, else its worker is asked through the record.
+    """It is to be stopped: done at once when no worker holds it, else its worker is asked through the record.
 
     With `force` without its grace, which one that is being stopped already then loses too.
     """
@@ -240,7 +240,7 @@ def restart(task: TaskRecord, *, now: float) -> TaskRecord | None:
     return _again(task, now, f"its gang starts again; this attempt ended as {task.state}", backoff_s=0.0)
 
 
-# What a record that nobody has taken yet says of its attempt.
+# What a record that no worker has taken yet says of its attempt.
 _UNTOUCHED: dict[str, Any] = {
     "worker_id": None,
     "is_ready": False,
@@ -276,7 +276,7 @@ def backoff_s(task: TaskRecord, pauses: int) -> float:
     """How long to wait before the next attempt, after so many pauses before: doubled each time, up to 64 times.
 
     Spread by a quarter to either side, differently for each task and attempt, so that those that failed together do not
-    come back together; always the same for the same attempt, whoever computes it.
+    come back together; always the same for the same attempt.
     """
     if pauses < 0:
         return 0.0
@@ -295,7 +295,7 @@ def _may_retry(task: TaskRecord) -> bool:
 
 
 def is_final(task: TaskRecord) -> bool:
-    """True when the task will not change any more."""
+    """True when the task will not change again."""
     return task.state.finished() and not _may_retry(task)
 
 

@@ -95,7 +95,7 @@ class AddedUsers:
         self._write(namespace)  # last: it says that all else is done
 
     def _forget(self, namespace: str) -> None:
-        """Its users stay until the next start: they may do nothing that anybody else would see."""
+        """Its users stay until the next start: they may do nothing that another user would see."""
         (self._folder / f"{namespace}.json").unlink(missing_ok=True)
         self._added.discard(namespace)
         self._note()

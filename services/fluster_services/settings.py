@@ -194,6 +194,6 @@ def _local_name(variable: str) -> str:
 
 
 def _with_variables(text: str, settings: Sequence[Setting]) -> str:
-    """The text with each field called as whoever reads it has set it."""
+    """The text with each field called as its reader has set it."""
     variables = {setting.field: setting.variable for setting in settings}
     return re.sub(r"\w+", lambda word: variables.get(word[0], word[0]), text)

@@ -1,7 +1,7 @@
 """Keeping what is imported in the memory that forked processes share.
 
-A page is shared until somebody writes to it, and Python writes to each object that it so much as looks at: its count of references. CPython
-has objects whose count nobody touches, None being one, as they never end (PEP 683, Python 3.12). Modules, classes, functions and their
+A page is shared until a process writes to it, and Python writes to each object that it so much as looks at: its count of references. CPython
+has objects whose count is never touched, None being one, as they never end (PEP 683, Python 3.12). Modules, classes, functions and their
 code do not end before their process either; so they are made like None.
 """
 

@@ -75,7 +75,7 @@ class Supervisor:
     room: StoreRoom = field(default_factory=StoreRoom)
 
     def __post_init__(self) -> None:
-        self.life_end, self._life = os.pipe()  # whoever holds the first reads the end of this process
+        self.life_end, self._life = os.pipe()  # a holder of the first reads the end of this process
         self._wake_end, self._wake = os.pipe()
         os.set_blocking(self._wake_end, False)
         os.set_blocking(self._wake, False)
@@ -263,7 +263,7 @@ class Supervisor:
         # The end of this pipe stops the keepers, and with them the tasks.
         os.close(self._life)
         self._wait_until(lambda: not any(daemon.pid for daemon in self.daemons), self._kill_daemons)
-        # Not earlier: whoever leaves has something to send to it.
+        # Not earlier: daemons that leave have something to send to it.
         self.server.stop()
         # Keepers and templates that are stopped, too; what they leave when they die comes to this process next.
         self._wait_until(_no_children, kill_descendants)

@@ -62,7 +62,9 @@ def run_controller(
     log_bytes: int = DaemonLogs.file_bytes,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, or until the owner is gone."""
-    starts = itertools.count()  # whoever was deposed waits in line, also if it was by a controller of the same id
+    starts = (
+        itertools.count()
+    )  # one that was deposed waits for the lease, also if it was by a controller of the same id
     run_daemon(
         lambda bus, ready: Controller(bus, config, in_place=next(starts) == 0).run(ready),
         address=config.address,

@@ -73,7 +73,7 @@ _CLOCK_TIMEOUT_S = 10.0
 class ControllerConfig:
     """What a controller needs to know.
 
-    `controller_id` is this controller's alone: whoever starts under the id of the leader takes its place at once.
+    `controller_id` is this controller's alone: a controller that starts under the id of the leader takes its place at once.
     """
 
     address: BusAddress
@@ -311,7 +311,7 @@ class Controller:
                 self._follow_up(key, record)
 
     def forget_namespace(self, namespace: Namespace) -> None:
-        """The namespace is not served any more: nothing is kept of it."""
+        """The namespace is no longer served: nothing is kept of it."""
         for key in self.books.keys_of(namespace):
             self.dispatch.forget(key)
         self._deadlines.forget(namespace)
@@ -413,7 +413,7 @@ class Controller:
         self.gangs.on_room()
 
     def _on_removed(self, key: JobKey, records: list[JobRecord | TaskRecord]) -> None:
-        """Records of a job are not there any more."""
+        """Records of a job are gone."""
         self.events.forget(records)
         self.waits.forget(key)
         self.owners.forget(key)
@@ -424,7 +424,7 @@ class Controller:
         self.dispatch.on_namespace(record)
 
     def on_namespace_gone(self, namespace: Namespace) -> None:
-        """Nothing is said of a namespace any more."""
+        """The record of a namespace was taken away."""
         self.dispatch.on_namespace_gone(namespace)
 
 

@@ -27,7 +27,7 @@ _LOG_OPTIONS = {"max-size": "10m", "max-file": "2", "compress": "false"}
 
 @dataclass(frozen=True)
 class User:
-    """Who somebody is towards files."""
+    """A user and a group, as files have them."""
 
     uid: int
     gid: int
@@ -35,9 +35,9 @@ class User:
 
 
 def user_of_vms(program: User, *, shares_folders: bool) -> User:
-    """Who is in a VM: whoever runs the program, but for the one who may do everything.
+    """The user of a VM's processes: that of the program, unless it is root.
 
-    With folders in common that one is there too, without the right to do everything: nobody else could use their files.
+    With folders in common it is root there too, without root's rights: no other user could use their files.
     """
     if shares_folders:
         return program
@@ -93,7 +93,7 @@ def vm_container(
 def create_body(vm: VMContainer) -> dict[str, Any]:
     """The request that has it made. It publishes no port, and has nothing of this machine but read-only packages and its folders.
 
-    Standard input is the leash: the engine ends it when whoever attached is gone, whatever became of that program. It removes
+    Standard input is the leash: the engine ends it when the program that attached is gone. It removes
     the container when it is over.
     """
     memory = vm.resources.memory + OWN_MEMORY
@@ -179,7 +179,7 @@ class SharedFolder:
 
 
 def checked_folders(folders: Iterable[str | Path], *, engine: str) -> tuple[SharedFolder, ...]:
-    """The folders, each once. Raises ValueError for what is no folder, and for what no VM is to see or to cover."""
+    """The folders, each once. Raises ValueError for what is not a folder, and for what no VM may see or cover."""
     if isinstance(folders, str | Path):
         raise ValueError(f"folders={str(folders)!r} is one folder: give a list of them")
     secret = [each.resolve() for each in secret_places(engine, *_OF_ENGINES)]
@@ -206,7 +206,7 @@ def checked_folders(folders: Iterable[str | Path], *, engine: str) -> tuple[Shar
 
 
 def _check_apart(folders: list[SharedFolder]) -> None:
-    """What lies in another one could be put elsewhere by whoever may write to that."""
+    """What lies in another one could be moved by a program that may write to that."""
     for inner in folders:
         for outer in folders:
             if outer.path in inner.path.parents or outer.source in inner.source.parents:

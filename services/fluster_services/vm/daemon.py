@@ -124,7 +124,7 @@ class _Keeping:
             await asyncio.sleep(pause_s)
 
     async def _tell_trouble(self, vm_id: WorkerId, trouble: str) -> None:
-        """Have `explain` say why there is no such worker."""
+        """Have `explain` say why that worker is missing."""
         assert self._bus is not None  # noqa: S101 - it runs
         counts_for_s = self._wanted.boot_timeout_s + _LAST_PAUSE_S
         told = VMTrouble(vm_id=vm_id, trouble=trouble[:_MAX_TROUBLE], counts_for_s=min(counts_for_s, 3_600))

@@ -174,7 +174,7 @@ class Fleet(ABC):
         except LaunchError as cause:
             vm.is_leaving = False
             raise VMError(f"VM {vm_id!r} could not be released: {cause}") from cause
-        if self._vms.get(vm_id) is not vm:  # somebody else released it meanwhile
+        if self._vms.get(vm_id) is not vm:  # it was released meanwhile
             return
         del self._vms[vm_id]
         self._released.add(vm_id)
@@ -274,7 +274,7 @@ async def _see_registered(changes: AsyncGenerator[Row[WorkerInfo] | Deleted | Ca
 
 
 async def _forget(bus: Bus, vm_id: WorkerId) -> None:
-    """Have nobody wait for a worker that will not be heard again."""
+    """A worker will not be heard again: no request waits for it."""
     try:
         await workers_table(bus).delete(vm_id)
     except BusError as error:

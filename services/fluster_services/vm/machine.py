@@ -50,7 +50,7 @@ class Caretaker:
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._life_end, self._life = os.pipe()  # whoever holds the first reads the end of this process
+        self._life_end, self._life = os.pipe()  # a holder of the first reads the end of this process
         self._wake_end, self._wake = os.pipe()
         os.set_blocking(self._wake_end, False)
         os.set_blocking(self._wake, False)
@@ -125,7 +125,7 @@ class Caretaker:
                         os.kill(self._pid, signal.SIGTERM)  # it drains
 
     def _reap(self) -> int | None:
-        """Take in whoever has ended; how the worker did, if it is among them."""
+        """Reap the children that have ended; returns how the worker did, if it is among them."""
         ended = None
         while True:
             try:

@@ -14,7 +14,7 @@ from fluster_services.vm.backend import VMError
 def usual_size(
     cpus: float, memory: int | str, *, disk: int | str | None = None, labels: Mapping[str, str] | None = None
 ) -> Capacity:
-    """What a VM has for whose size nobody asked. Raises ValueError."""
+    """The size of a VM for which none was asked. Raises ValueError."""
     if isinstance(cpus, bool) or not isinstance(cpus, int | float) or not 0 < cpus < math.inf:
         raise ValueError(f"cpus={cpus!r}: give a number of CPUs above 0, for each VM")
     size = parse_size(memory)

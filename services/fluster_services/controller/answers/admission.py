@@ -1,4 +1,4 @@
-"""Whether somebody with a join token becomes a worker: what follows from what is known, without asking anybody."""
+"""Whether a machine with a join token becomes a worker: decided from what is known, without I/O."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class JobRequests:
         return tuple(refused), unrecorded
 
     async def _told(self, key: JobKey, pace: Pace, *, details: bool = False, error: bool = False) -> bytes | None:
-        """The JSON of what is told of a job, `error` being the exception that it failed with; None when it is gone."""
+        """The JSON of a job's description, `error` being the exception that it failed with; None when it is gone."""
         entry = self._books.get(key)
         if entry is None or entry.job is None:
             return None

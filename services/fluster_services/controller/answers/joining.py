@@ -94,7 +94,7 @@ class Joining:
             raise
 
     async def _admit(self, token_id: str, request: JoinRequest, claim: _Claim) -> None:
-        """Write it. Raises RevisionConflictError and KeyExistsError when somebody else wrote first."""
+        """Write it. Raises RevisionConflictError and KeyExistsError when another wrote first."""
         # It brings cryptography, which costs a start 10 ms, and most controllers never need.
         from fluster_services.controller.answers.admission import Known, admit
 

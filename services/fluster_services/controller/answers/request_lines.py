@@ -80,7 +80,7 @@ class RequestLines(Generic[T]):
         self._look(namespace, line)
 
     def next(self, *, now: float) -> Turn[T] | None:
-        """Who has the next turn, None when nobody can use one."""
+        """The next turn; None when no line can use one."""
         if not self._ready:
             return None
         namespace, _ = self._ready.popitem(last=False)

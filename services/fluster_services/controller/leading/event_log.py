@@ -78,7 +78,7 @@ class EventLog:
         return taken
 
     async def _published(self, namespace: Namespace) -> dict[tuple[Namespace, str], Told]:
-        """What the stream's last minutes tell of each record."""
+        """What the stream's last minutes have of each record."""
         feed = Feed(
             self._bus,
             buckets.events_stream(namespace),
@@ -113,7 +113,7 @@ class EventLog:
         key = (record.namespace, record_key(record))
         seen, told = self._seen.get(key, 0), self._told.pop(key, {})
         if any(each.number <= seen and not _is_told(each, told) for each in record.transitions if told):
-            seen = 0  # the stream tells of one that had the id before
+            seen = 0  # the stream has that of one that had the id before
         stored_until = self._stored_until.get(record.namespace, 0.0)
         is_published = stored_at is not None and stored_at.timestamp() <= stored_until
         # It changed lately, and the stream's last minutes tell nothing of it: for how much of it is older there are only the clocks
@@ -130,18 +130,18 @@ class EventLog:
                     )
 
     def forget(self, records: Iterable[JobRecord | TaskRecord]) -> None:
-        """These records are not there any more."""
+        """These records are gone."""
         for record in records:
             self._seen.pop((record.namespace, record_key(record)), None)
 
     def forget_all_but(self, namespace: Namespace, keys: Collection[str]) -> None:
-        """A namespace has records under these keys only: what the stream tells of others was of ones that were removed."""
+        """A namespace has records under these keys only: what the stream has of others was of ones that were removed."""
         for known in [known for known in self._seen if known[0] == namespace and known[1] not in keys]:
             del self._seen[known]
             self._told.pop(known, None)
 
     def forget_namespace(self, namespace: Namespace) -> None:
-        """The namespace is not there any more."""
+        """The namespace is gone."""
         self._led.discard(namespace)
         self._take_standby(namespace)
         self.forget_all_but(namespace, ())
@@ -174,7 +174,7 @@ class EventLog:
             while len(batch) < _MAX_BATCH and not queue.empty():
                 batch.append(queue.get_nowait())
             while True:
-                # Whoever was stopped for longer than the stream remembers ids must not tell again what the next one told.
+                # A controller that was stopped for longer than the stream remembers ids must not publish again what the next one published.
                 await self._seat.wait_sure()
                 try:
                     # Stored in the order sent. What a failure made doubtful is sent again, in order too.

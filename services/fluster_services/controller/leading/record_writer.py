@@ -105,11 +105,11 @@ class Verdicts:
         self._turns: defaultdict[Namespace, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def forget(self, namespace: Namespace) -> None:
-        """The namespace is not there any more."""
+        """The namespace is gone."""
         self._turns.pop(namespace, None)
 
     async def write(self, namespace: Namespace, updates: Sequence[RecordUpdate]) -> list[int | None]:
-        """The new revisions; None for what somebody else changed first. Raises DeposedError, and then none is stored."""
+        """The new revisions; None for what another changed first. Raises DeposedError, and then none is stored."""
         written: list[int | None] = []
         for start in range(0, len(updates), _IN_A_BATCH):
             async with self._turns[namespace]:
@@ -154,7 +154,7 @@ class RecordWriter:
         self._faults = FaultLog(log)
 
     def forget(self, namespace: Namespace) -> None:
-        """The namespace is not there any more."""
+        """The namespace is gone."""
         self._verdicts.forget(namespace)
 
     # ---- new records --------------------------------------------------------------------------------------

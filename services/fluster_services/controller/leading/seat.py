@@ -1,12 +1,12 @@
-"""The leader's seat on the bus: taken, kept, given back, and guarded against whoever had it before.
+"""The leader's seat on the bus: taken, kept, given back, and guarded against the controller that had it before.
 
 The seat is one record for the cluster. Verdicts are fenced where they are written: in each namespace's bucket of jobs lies
-a fence, and a verdict is stored only together with a check that the fence is still this leader's. Whoever takes the seat
+a fence, and a verdict is stored only together with a check that the fence is still this leader's. A controller that takes the seat
 raises all the fences before it leads:
 
     write the seat ─► read the fences ─► write the seat again ─► write each fence at the revision that was read
 
-The second write proves that the seat was its own after the fences were read. So whoever took it later finds these fences, or
+The second write proves that the seat was its own after the fences were read. So one that took it later finds these fences, or
 changes them first, and then they are read again. In the end they are those of the last who took the seat.
 """
 
@@ -48,7 +48,7 @@ class DeposedError(StartOverError):
 
 
 class RestoringError(StartOverError):
-    """The store is being restored: what this controller knows is of streams that are no more."""
+    """The store is being restored: what this controller knows is of streams that are gone."""
 
 
 async def wait_no_restore(bus: Bus) -> None:
@@ -127,13 +127,13 @@ class Seat:
             self._wake.set()
 
     def remove(self, namespace: Namespace) -> None:
-        """A namespace is not there any more."""
+        """A namespace is gone."""
         self._fences.pop(namespace, None)
         self._fenced_at.pop(namespace, None)
         self._passed.pop(namespace, None)
 
     async def wait_seen(self) -> None:
-        """Return when it leads, or stands by for somebody else."""
+        """Return when it leads, or stands by for another."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._leads or self._stands_by())
 
@@ -155,13 +155,13 @@ class Seat:
         return fenced_at is not None and self._passed[namespace] >= fenced_at
 
     async def wait_sure(self) -> None:
-        """Return when nobody else can lead; never when somebody does, as whoever waits is then cancelled by `run`'s end."""
+        """Return when no other can lead; never when one does: then the end of `run` cancels the waiting task."""
         while not (self._leads and self._leadership.is_sure(self._clock())):
             async with self._changed:
                 await self._changed.wait()
 
     async def wait_led_since(self) -> None:
-        """Return when it was the leader at some moment since this was called; never when somebody else was by then.
+        """Return when it was the leader at some moment since this was called; never when another was by then.
 
         As `wait_sure`, but also where nothing can be stored, as on a full disk: that the seat still is its own can then be
         read, as long as one server alone keeps it. Others may take the seat a moment later, but what they count begins then.
@@ -255,7 +255,7 @@ class Seat:
                     await self._wake.wait()
             except TimeoutError:
                 if self._clock() - now > pause_s + _LATE_S:
-                    self._on_interruption()  # this process was stopped, or the machine slept: nobody could be heard
+                    self._on_interruption()  # this process was stopped, or the machine slept: nothing could be heard
             self._wake.clear()
 
     def _pause_s(self, now: float) -> float:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from fluster_bus.storage.tables import Table
 
 TASK_BYTES = 2 << 10  # of a task's record, amply, as it is recorded
-_TOLD_FOR_S, _FULL_FOR_S = 1.0, 0.1  # so long what the server told is believed, and that there is no room
+_TOLD_FOR_S, _FULL_FOR_S = (
+    1.0,
+    0.1,
+)  # for so long an answer of the server counts, and one that says that there is not enough room
 
 
 class NoRoomForJobError(FlusterError):
@@ -62,7 +65,7 @@ class Room:
 
     @property
     def largest(self) -> int:
-        """What the records of one job may take, where there is no other."""
+        """What the records of one job may take, where it is the only one."""
         return self.limit * 3 // 4
 
     @property
@@ -100,7 +103,7 @@ class JobRooms:
         return {namespace for namespace, room in self._rooms.items() if room.is_crowded}
 
     def forget(self, namespace: Namespace) -> None:
-        """The namespace is not there any more."""
+        """The namespace is gone."""
         self._rooms.pop(namespace, None)
         self._turns.pop(namespace, None)
 

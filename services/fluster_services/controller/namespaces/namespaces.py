@@ -70,7 +70,7 @@ class NamespaceWork(Protocol):
         """Act upon all records of the namespace as they are now."""
 
     def forget_namespace(self, namespace: Namespace, /) -> None:
-        """The namespace is not served any more: nothing is kept of it."""
+        """The namespace is no longer served: nothing is kept of it."""
 
 
 @dataclass
@@ -240,7 +240,7 @@ class NamespaceSet:
         self.on_gone(row.value.name, row.revision)
 
     async def read_again(self, namespace: Namespace) -> None:
-        """Learn what somebody else wrote. Raises BusError."""
+        """Learn what another wrote. Raises BusError."""
         row = await self._table.get(namespace)
         if row is not None:
             self.apply(row)

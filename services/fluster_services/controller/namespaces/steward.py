@@ -1,6 +1,6 @@
 """Completes what was begun with namespaces: the leader makes their streams, ends their jobs, deletes their streams.
 
-What is to be done follows from the record alone, so a leader that was killed in the middle is no loss. What cannot be given
+What is to be done follows from the record alone, so nothing is lost when a leader is killed in the middle. What cannot be given
 room is taken back: its record goes to DELETING, as if it was dropped, and who asked for it is told why.
 """
 
@@ -156,7 +156,7 @@ class Steward:
 
     async def _delete(self, row: Row[NamespaceRecord]) -> None:
         namespace = row.value.name
-        # Nothing here reads or writes it any more.
+        # Nothing here reads or writes it from now on.
         await self._namespaces.wait_changed(
             lambda: not self._namespaces.is_served(namespace) and not self._namespaces.is_closing
         )

@@ -8,8 +8,8 @@
     replace       lives                      has it stopped, with what it launched, and replaces it then
     replace       ended                      replaces it
 
-The one that is there is marked with the submission that replaces it, so that whoever waits for the id goes on to wait.
-Its record is overwritten only when none of its tasks is held by a worker any more: that is a fenced order. The
+The one that is there is marked with the submission that replaces it, so that a client that waits for the id goes on to wait.
+Its record is overwritten only when none of its tasks is held by a worker: that is a fenced order. The
 submission stays in the stream until then, so a controller's death in the middle only has it delivered again. Of several
 that replace the same job the last one submitted does.
 """
@@ -90,7 +90,7 @@ def unmark(known: JobRecord) -> JobRecord:
 
 
 def is_half_removed(known: JobRecord, tasks: Iterable[TaskRecord]) -> bool:
-    """True when the job is over, and records of its tasks are not there any more."""
+    """True when the job is over, and records of its tasks are gone."""
     its_own = sum(task.order == known.order for task in tasks)
     return known.is_over and not job_lifecycle.awaits_others(known) and its_own < known.request.replicas
 

@@ -1,6 +1,6 @@
 """What must be written next about a job, decided from its records alone.
 
-It may be asked at any time and any number of times: after a change, after a restart, after a write that somebody else
+It may be asked at any time and any number of times: after a change, after a restart, after a write that another
 beat. So nothing depends on having seen every event.
 """
 
@@ -132,8 +132,8 @@ def is_stale(endpoint: Endpoint, entry: JobEntry | None) -> bool:
 
 
 def last_attempt_over(task: TaskRecord) -> int:
-    """The newest attempt of a task whose endpoints are of no use any more.
+    """The newest attempt of a task whose endpoints are of no use.
 
-    A record of an attempt that nobody holds yet is from before its endpoints: registry and records come by different ways.
+    A record of an attempt that no worker holds yet is from before its endpoints: registry and records come by different ways.
     """
     return task.attempt if task.state.finished() else task.attempt - 1

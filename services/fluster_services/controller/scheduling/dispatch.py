@@ -3,7 +3,7 @@
     waits -> taken -> offered to its class -> by name to those that have room -> accepted
                   ^                                                           -> declined: its line waits for room
 
-Whoever runs it sends what an offer asks, and gives it the answer: the controller with messages on the bus (see offers.py),
+Its caller sends what an offer asks, and gives it the answer: the controller with messages on the bus (see offers.py),
 the simulator with a clock that jumps.
 """
 
@@ -53,7 +53,7 @@ class Surroundings(Protocol):
 
 
 class Ask(NamedTuple):
-    """What one offer wants to know: what whoever listens on the subject says to it."""
+    """What one offer wants to know: what the listener on the subject says to it."""
 
     subject: str
     offer: Offer
@@ -173,7 +173,7 @@ class Dispatch:
         self.scheduler.add_gang(place, need, count)
 
     def remove_gang(self, job: JobKey) -> None:
-        """A gang does not wait any more."""
+        """A gang no longer waits."""
         if self.scheduler.remove_gang(job):
             self._around.on_room()  # workers may have been kept free for it
             self._around.on_dispatchable()
@@ -256,7 +256,7 @@ class Dispatch:
         self._around.on_dispatchable()
 
     def _open_later(self) -> None:
-        """Have what was declined offered again soon; later each time, as long as nobody accepts anything."""
+        """Have what was declined offered again soon; later each time, as long as nothing is accepted."""
         if not self._is_opening:
             self._is_opening = True
             self._around.call_later(self._decline_pause_s, self._open)
@@ -344,7 +344,7 @@ class Dispatch:
         return taken
 
     def offer(self, place: Place, need: Capacity) -> Asking:
-        """Offer a task that was taken: gives what to ask next, and is sent the answer, None when nobody listens."""
+        """Offer a task that was taken: gives what to ask next, and is sent the answer, None when no worker listens."""
         rooms = self._rooms
         entry = self._books.get(place.job)
         row = entry.tasks.get(place.task) if entry is not None else None
@@ -397,7 +397,7 @@ class Dispatch:
                 self.note_unfit(place.job, answer)
                 return False, False
             if answer is not None and not answer.spared:
-                # A worker that has just become full may still be reached; the next offer goes to another, or to nobody.
+                # A worker that has just become full may still be reached; the next offer goes to another, or to none.
                 return answer.accepted, True
             if answer is None and not is_between_levels(need, offered):
                 return False, False
@@ -410,7 +410,7 @@ class Dispatch:
                 self.note_unfit(place.job, answer)
                 continue
             has_declined |= answer is not None and fits(need, self._roster.said_free(worker_id))
-        # One that said it has room may have had another reason, which passes without that it ever has more room to tell of.
+        # One that said it has room may have had another reason, which passes without its having more room.
         return False, has_declined
 
     def note_unfit(self, key: JobKey, answer: OfferReply) -> None:

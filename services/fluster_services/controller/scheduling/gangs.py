@@ -44,7 +44,7 @@ _PLANNING_COSTS = 10  # and so seldom that it takes one part in so many of the t
 
 @dataclass(frozen=True)
 class WaitingGang:
-    """A gang that waits, as whoever plans room for it needs to know it."""
+    """A gang that waits, as far as planning room for it needs to know it."""
 
     order: int  # its place, as `place_in_line` gives it
     key: JobKey

@@ -86,7 +86,7 @@ class Offers:
             self.dispatch.on_unanswered(place, need)
 
     async def _answer(self, ask: Ask) -> OfferReply | None:
-        """What a worker says to the offer; None when nobody listens."""
+        """A worker's answer to the offer; None when no worker listens."""
         try:
             answer = await self._bus.request(ask.subject, ask.offer.to_json(), timeout_s=_OFFER_TIMEOUT_S)
         except NoRespondersError:

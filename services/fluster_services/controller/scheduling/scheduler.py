@@ -99,7 +99,7 @@ class Scheduler:
             self.gangs.not_overtaken.pop(namespace, None)
 
     def remove(self, job: JobKey, task: int) -> None:
-        """A task does not wait any more."""
+        """A task no longer waits."""
         self._forget_need((job, task))
         self._bring_in((job, task))
         if self.order.kept and job not in self.gangs.by_job:
@@ -271,7 +271,7 @@ class Scheduler:
         if not room:
             behind = self.is_behind_reserved(place)
             for line in list(self._lines.values()):
-                # What is behind the reservation was not offered to the worker that is kept free: whoever is before it
+                # What is behind the reservation was not offered to the worker that is kept free: what is before it
                 # may have room there.
                 if is_at_least(line.need, need) and not (behind and self._is_before_reserved(line)):
                     line.closed = True
@@ -292,7 +292,7 @@ class Scheduler:
             self._enter(place.job.namespace)
 
     def remove_gang(self, job: JobKey) -> bool:
-        """A gang does not wait any more; False when it did not."""
+        """A gang no longer waits; False when it did not."""
         gang = self.gangs.by_job.get(job)
         if gang is None:
             return False
@@ -328,7 +328,7 @@ class Scheduler:
             and now - max(line.overtaken_since, self._since[line.heap[0].job, line.heap[0].task]) >= reserve_after_s
         ]
         gangs = self.gangs.starving(now=now, reserve_after_s=reserve_after_s)
-        # Whoever asks seldom looks beyond the first, and there may be thousands of gangs.
+        # Callers seldom look beyond the first, and there may be thousands of gangs.
         return heapq.merge(sorted(tasks, key=lambda each: each.place), gangs, key=lambda each: each.place)
 
     def deserving(self, *, now: float, reserve_after_s: float) -> Iterator[Starving]:
@@ -368,16 +368,16 @@ class Scheduler:
         return self._reserved
 
     def reserve(self, starving: Starving) -> None:
-        """Workers are kept free for it instead of for another, until it does not wait any more, or `release`."""
+        """Workers are kept free for it instead of for another, until it no longer waits, or `release`."""
         if self._reserved is not None:
             self.release()
         self._reserved = starving.place
         self.order.keep_quota(starving)
-        # A gang has no line of its own: whoever needs the same as its tasks is where its own place says.
+        # A gang has no line of its own: a task with the same need is where its own place says.
         self._reserved_need = starving.need if starving.place.job not in self.gangs.by_job else None
 
     def release(self) -> None:
-        """No worker is kept free any more: those may have room for what was not offered to them."""
+        """No worker is kept free from now on: those that were may have room for what was not offered to them."""
         self._last_reserved, self._reserved, self._reserved_need = self._reserved, None, None
         self.on_room()
 

@@ -65,7 +65,7 @@ class GangLine:
         heapq.heappush(self.not_overtaken.setdefault(gang.place.job.namespace, []), gang.place)
 
     def remove(self, gang: Gang) -> None:
-        """A gang does not wait any more."""
+        """A gang no longer waits."""
         del self.by_job[gang.place.job]
         if gang.overtaken_since is not None:
             del self._overtaken[bisect.bisect_left(self._overtaken, gang.place)]

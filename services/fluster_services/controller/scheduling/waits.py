@@ -1,6 +1,6 @@
 """Since when tasks wait that must not before, or not after, a time: by this controller's own monotonic clock.
 
-It is told of records also while it stands by. So a deadline goes on where it stood when another leads, and when a task of a
+It takes in records also while it stands by. So a deadline goes on where it stood when another leads, and when a task of a
 gang is held and let go. What waited before this controller was there is as old as the bus says, by the one clock that has
 stamped its record and tells its time now.
 """
@@ -46,7 +46,7 @@ class Waits:
                 del self._since[key]
 
     def forget(self, key: JobKey) -> None:
-        """A job is not there any more."""
+        """A job is gone."""
         self._since.pop(key, None)
 
     def pause_s(self, key: JobKey, task: TaskRecord, *, now: float) -> float:
@@ -65,7 +65,7 @@ class Waits:
 
 
 def waited_s(row: Row[JobRecord | TaskRecord], now: datetime) -> float:
-    """For how long what the record tells of had waited when the bus's clock showed `now`."""
+    """For how long what the record describes had waited when the bus's clock showed `now`."""
     held_after = row.value.waiting_since if isinstance(row.value, TaskRecord) else None
     since = held_after or row.stored_at
     return max(0.0, (now - since).total_seconds()) if since is not None else 0.0
@@ -95,7 +95,7 @@ class Deadlines:
             self._give_up_later(left_s, key, task)
 
     def forget(self, namespace: Namespace) -> None:
-        """The namespace is not there any more."""
+        """The namespace is gone."""
         for place in [place for place in self._timers if place[0].namespace == namespace]:
             self._timers.pop(place).cancel()
 

@@ -62,7 +62,7 @@ class WorkerMonitor:
         """Look at each beat's interval, until cancelled."""
         bus = self._bus
         bus.on_reconnect(lambda: self._roster.liveness.on_interruption(now=time.monotonic()))
-        # Nobody was heard by this controller while another led, or none did.
+        # No worker was heard by this controller while another led, or none did.
         self._roster.liveness.on_interruption(now=time.monotonic())
         await bus.serve(subjects.heartbeats(), Heartbeat, self._on_heartbeat, concurrency=256)
         await self._vm_troubles.listen(bus)
@@ -71,7 +71,7 @@ class WorkerMonitor:
             started = time.monotonic()
             await asyncio.sleep(self._timing.heartbeat_s)
             if time.monotonic() - started > self._timing.heartbeat_s + self._timing.fence_after_s / 2:
-                # This process itself was stopped, or the machine slept: it heard nobody, and may judge nobody for it.
+                # This process itself was stopped, or the machine slept: it heard no worker, and may give none up for that.
                 self._roster.liveness.on_interruption(now=time.monotonic())
             if bus.connected:
                 await self._seat.wait_sure()

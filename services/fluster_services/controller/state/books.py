@@ -226,8 +226,8 @@ class Books:
         return entry if entry is not None and entry.job is not None else None
 
     def remove(self, namespace: Namespace, deleted: Deleted) -> tuple[JobKey, list[JobRecord | TaskRecord]] | None:
-        """A record was deleted: with that of a job its tasks go too. Returns what is not known any more."""
-        if buckets.is_task_key(deleted.key):
+        """A record was deleted: with that of a job its tasks go too. Returns what is no longer known."""
+        if subjects.is_task_key(deleted.key):
             return None
         key = JobKey(namespace, JobId(deleted.key))
         entry = self._jobs.get(key)
@@ -295,7 +295,7 @@ class Books:
 
     def relieved(self, key: JobKey) -> list[JobKey]:
         """The job that launched this one, which has ended, the one that launched that, and so on, as far as they need not wait
-        for what is below them any more.
+        for what is below them.
         """
         return self._families.relieved(key)
 

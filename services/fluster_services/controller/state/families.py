@@ -39,7 +39,7 @@ class Families(Generic[Key]):
         self._tell_ancestors(key)
 
     def remove(self, key: Key) -> None:
-        """A job is not known any more. What it launched has no parent then."""
+        """A job is no longer known. What it launched has no parent then."""
         self._unfinished.discard(key)
         self._live.pop(key, None)
         for child in self._children.pop(key, ()):
@@ -60,14 +60,14 @@ class Families(Generic[Key]):
             self._tell_ancestors(parent)
 
     def _tell_ancestors(self, key: Key) -> None:
-        """Each of them knows whether something below it has not ended. Where that stays as it was, nobody above need know."""
+        """Each of them knows whether something below it has not ended. Where that stays as it was, none above need know."""
         while (link := self._launched_by.get(key)) is not None:
             if not self._note(*link, key, is_live=self.is_live(key)):
                 return
             key = link[0]
 
     def _note(self, parent: Key, task: int | None, child: Key, *, is_live: bool) -> bool:
-        """Whether by that the parent itself has become live, or is not any more."""
+        """Whether by that the parent itself has become live, or has ceased to be."""
         was_live, groups = self.is_live(parent), self._live.setdefault(parent, {})
         if is_live:
             groups.setdefault(task, {})[child] = None
@@ -112,7 +112,7 @@ class Families(Generic[Key]):
         return list(self._live.get(key, {}).get(task, ()))
 
     def relieved(self, key: Key) -> list[Key]:
-        """The ancestors of a job that has ended which need not wait for it, or for what is between, any more."""
+        """The ancestors of a job that has ended which need no longer wait for it, or for what is between."""
         found: dict[Key, None] = {}
         while not self.is_live(key) and (link := self._launched_by.get(key)) is not None and link[0] not in found:
             key = link[0]

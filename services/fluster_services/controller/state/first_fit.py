@@ -26,7 +26,7 @@ _NOTHING = _Most(-1.0, -1, -1, -1, -1.0)
 class FirstFit:
     """What each worker has left, in a tree over the workers whose nodes know the most that is left below them.
 
-    So a search passes over all parts in which nobody has enough, and a change costs no more than the tree is deep.
+    So a search passes over all parts in which no worker has enough, and a change costs no more than the tree is deep.
     """
 
     def __init__(self) -> None:

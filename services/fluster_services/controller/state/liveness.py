@@ -46,7 +46,7 @@ class Liveness:
             self._workers[worker_id] = _Worker(now, Capacity(), max(timeout_s, self._timeout_s))
 
     def on_interruption(self, *, now: float) -> None:
-        """The bus or the controller was away, so nobody could be heard: all have their full time again."""
+        """The bus or the controller was away, so nothing could be heard: all have their full time again."""
         for worker in self._workers.values():
             if not worker.judged_lost:
                 worker.heard_at = now
@@ -68,7 +68,7 @@ class Liveness:
         return lost
 
     def give_up(self, worker_id: WorkerId) -> None:
-        """A worker will not be heard any more: it is lost as of now, and nobody need be told so."""
+        """A worker will not be heard again: it is lost as of now, and `take_lost` does not return it."""
         if worker_id in self._workers:
             self._workers[worker_id].judged_lost = True
 

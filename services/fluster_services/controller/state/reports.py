@@ -36,12 +36,12 @@ class ProgressBoard:
         self._heard: dict[Namespace, Subscription] = {}
 
     async def listen(self, namespace: Namespace) -> None:
-        """Hear what workers tell of a namespace's tasks from now on."""
+        """Hear what workers report about a namespace's tasks from now on."""
         heard = await self._bus.subscribe(subjects.watch_progress(namespace), self._on_report)
         self._heard[namespace] = heard
 
     def forget(self, namespace: Namespace) -> None:
-        """The namespace is not there any more."""
+        """The namespace is gone."""
         heard = self._heard.pop(namespace, None)
         if heard is not None:
             self._bus.spawn(heard.unsubscribe(), f"end of the progress of namespace {namespace}")
@@ -64,7 +64,7 @@ class ProgressBoard:
             self._told.setdefault(key, {})[report.task] = report
 
     def on_task_changed(self, key: JobKey, task: TaskRecord) -> None:
-        """A task's record changed: what an earlier attempt said does not count any more."""
+        """A task's record changed: what an earlier attempt said no longer counts."""
         told = self._told.get(key)
         known = told.get(task.task) if told is not None else None
         if told is None or known is None or _is_about(known, task):

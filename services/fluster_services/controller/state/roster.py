@@ -41,7 +41,7 @@ class Roster:
         self._changed.add(info.worker_id)
 
     def on_left(self, worker_id: WorkerId) -> None:
-        """A worker is not in the table any more: it will not be heard, and nobody need wait for it."""
+        """A worker is gone from the table: it will not be heard, and nothing need wait for it."""
         self.workers.pop(worker_id, None)
         if self._books.held_by(worker_id):
             # A forgotten one would have its full time again as soon as a record names it.
@@ -115,7 +115,7 @@ class Roster:
         self.misfits = {need: self.misfits.get(need, now) for need in misfits}
 
     def views(self) -> list[WorkerView]:
-        """The workers that live and take work, as far as it matters to whoever waits for them, by name."""
+        """The workers that live and take work, as far as it matters to tasks that wait for them, by name."""
         self._catch_up()
         jobs = {each: {key.job_id for key, _ in self._books.held_by(each)} for each in self._rooms}
         return [dataclasses.replace(view, jobs=tuple(sorted(jobs[each]))) for each, view in sorted(self._rooms.items())]

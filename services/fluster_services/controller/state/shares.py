@@ -242,4 +242,4 @@ def _option_value(kind: str, amount: float) -> str:
 
 
 def _nothing() -> None:
-    """There is no listener yet."""
+    """Before a listener is set."""

@@ -1,9 +1,9 @@
 """Records without what a controller has no use for, so that many jobs fit into its memory.
 
-A pickled callable is needed by the worker alone, which reads the record itself; once the job has finished, by nobody, so
+A pickled callable is needed by the worker alone, which reads the record itself; once the job has finished, nothing needs it, so
 its last record is written without it. In its place stands its hash, by which two requests can be told apart. What else may
 be large of a request (a long command, variables, fields of another version) stays on the bus, and is read there before the
-record is written again. The exceptions of finished jobs are read again for whoever asks.
+record is written again. The exceptions of finished jobs are read again when a client asks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_BODY_BYTES = 8 << 10  # that are kept in memory of a request's body, as `wei
 _OVERHEAD_BYTES = 50  # of each value
 _WITHOUT_PARTS = frozenset({type(None), bool, int, float})
 _TEXTS, _ROWS = (str, bytes), (list, tuple)
-# What nobody asks of a job that has finished: the same for all.
+# What is not asked of a job that has finished: the same for all.
 _OF_NO_USE: Mapping[str, Any] = MappingProxyType(
     {
         "entrypoint": Entrypoint(pickled=_MARK),

@@ -152,7 +152,7 @@ class SubmissionChecks:
 
         if unknown() is None:
             return
-        # What another controller took before it died comes again: only when that is settled it is sure that there is no such.
+        # What another controller took before it died comes again: only when that is settled it is sure that it does not exist.
         settled = await first_unsettled(self._bus) >= job.order
         missing = unknown()
         if missing is not None:

@@ -280,7 +280,7 @@ class Intake:
         rows = await self._tables[job.namespace].rows(subjects.task_key_of_any(job.job_id))
         tasks = [each.value for each in rows if isinstance(each.value, TaskRecord)]
         if conflicts.is_half_removed(known, tasks):
-            # What its tasks told and tried is not known any more, so nothing can go on from there.
+            # What its tasks told and tried is unknown by now, so nothing can go on from there.
             await self._retention.removed(JobKey(job.namespace, job.job_id))
             raise TooEarlyError(f"the records of the job that had the id {job.job_id} are being removed")
         new = conflicts.successor(known, tasks, job)
@@ -311,7 +311,7 @@ class Intake:
         for row in await table.rows(subjects.task_key_of_any(job.job_id)):
             task = row.value
             if isinstance(task, TaskRecord) and task.order < job.order and task.task >= job.request.replicas:
-                with contextlib.suppress(RevisionConflictError):  # somebody else did
+                with contextlib.suppress(RevisionConflictError):  # another did
                     await table.delete(row.key, revision=row.revision)
 
     def on_job_changed(self, key: JobKey) -> None:

@@ -1,4 +1,4 @@
-"""Completes what was begun for submissions that are not there any more.
+"""Completes what was begun for submissions that are gone.
 
 A job's record is written before those of its tasks, and a job that is to be replaced is marked before its successor takes its place; what was
 submitted waits in its stream until all of that is done. In a store that was restored from a backup it may be missing, as streams are read

@@ -28,7 +28,7 @@ class _Known(NamedTuple):
 class EndpointIndex:
     """The endpoints that are registered, those of them that are to be removed, and the marks of removals.
 
-    Times are seconds of a monotonic clock. Each endpoint is judged when it is learnt, by whoever learns it, and again when its
+    Times are seconds of a monotonic clock. Each endpoint is judged when it is learnt, by the caller of `learn`, and again when its
     task's record changes.
     """
 
@@ -85,7 +85,7 @@ class EndpointIndex:
             del self._by_task[known.job_id]
 
     def on_deleted(self, deleted: Deleted, *, now: float) -> None:
-        """An endpoint was removed, by whomever. Removed again and again, it has one mark."""
+        """An endpoint was removed, here or elsewhere. Removed again and again, it has one mark."""
         self.forget(deleted.key)
         self._marks[deleted.key] = now, deleted
         self._marks.move_to_end(deleted.key)
@@ -114,7 +114,7 @@ class EndpointIndex:
         return (key, self._known[key].revision) if key is not None else None
 
     def remove(self, key: str, revision: int) -> None:
-        """An endpoint is not there any more, unless there is a newer one."""
+        """An endpoint is gone, unless there is a newer one."""
         if key in self._known and self._known[key].revision == revision:
             self.forget(key)
 
@@ -139,7 +139,7 @@ class EndpointIndex:
         return known is not None and known.lease_s is not None and now - known.written_at > known.lease_s
 
     def renew_all(self, *, now: float) -> None:
-        """Nobody could renew, or nobody was heard: all leases begin anew."""
+        """Nothing could be renewed, or heard: all leases begin anew."""
         for key in self._leased:
             self._known[key] = self._known[key]._replace(written_at=now)
 

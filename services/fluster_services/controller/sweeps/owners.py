@@ -145,7 +145,7 @@ class OwnerLeases:
         self._most = most
         self._heard_at: dict[Owner, float] = {}
         self._count: Counter[Namespace] = Counter()  # of those
-        # {namespace: {owner: what was submitted last, by anybody, when its end was told; None until that is known}}
+        # {namespace: {owner: what was submitted last, by any program, when its end was told; None until that is known}}
         self._ended: dict[Namespace, OrderedDict[Owner, int | None]] = {}
 
     def expect(self, owner: Owner, *, now: float) -> None:

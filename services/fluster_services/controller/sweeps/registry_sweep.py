@@ -1,4 +1,4 @@
-"""Removes endpoints that nobody stands behind any more."""
+"""Removes endpoints of attempts that are over, and those whose lease has run out."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RegistrySweep:
         await self._is_open.wait()
 
     def forget(self, namespace: Namespace) -> None:
-        """The namespace is not there any more."""
+        """The namespace is gone."""
         self._namespaces.pop(namespace, None)
 
     async def run(self, namespace: Namespace) -> None:
@@ -99,7 +99,7 @@ class RegistrySweep:
                     why = f"namespace {namespace!r} has {MAX_ENDPOINTS:,} endpoints already"
                     change = Unreadable(change.key, change.revision, why)  # noqa: PLW2901
                 if isinstance(change, Unreadable):
-                    state.index.forget(change.key)  # what was there before is not there any more
+                    state.index.forget(change.key)  # what was there before is gone
                     state.unreadable.add(change)
                     continue
                 state.unreadable.drop(change.key)
@@ -162,7 +162,7 @@ class RegistrySweep:
             now = time.monotonic()
             is_connected = bus.connected and self._shared_bus.connected
             if not is_connected or now - started > _TICK_S + _LATE_S:
-                # Nobody could renew, or this process was stopped and heard nobody: all have their full time again.
+                # Nothing could be renewed, or this process was stopped and heard nothing: all have their full time again.
                 state.index.renew_all(now=now)
                 continue
             for key in state.index.leased():

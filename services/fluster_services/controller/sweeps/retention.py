@@ -88,7 +88,7 @@ class RetentionPlan:
             self._put(key, self._due[key])
 
     def forget(self, key: JobKey) -> None:
-        """A job is not there any more."""
+        """A job is gone."""
         self._finished.get(key.namespace, {}).pop(key, None)
         self._due.pop(key, None)
 
@@ -130,7 +130,7 @@ class RetentionPlan:
         return [namespace for namespace, known in self._finished.items() if known]
 
     def forget_namespace(self, namespace: Namespace) -> None:
-        """None of its jobs is there any more."""
+        """All of its jobs are gone."""
         self._finished.pop(namespace, None)
         self._oldest.pop(namespace, None)
         for key in [key for key in self._due if key.namespace == namespace]:
@@ -154,7 +154,7 @@ class RecordSweep:
         limits: RecordLimits,
         on_removed: Callable[[JobKey, list[JobRecord | TaskRecord]], None],
     ) -> None:
-        """`on_removed` is called with a job, and the records of it, that are not there any more."""
+        """`on_removed` is called with a job, and the records of it, that are gone."""
         self._bus = bus
         self._seat = seat
         self._books = books
@@ -176,14 +176,14 @@ class RecordSweep:
             self._plan.forget(key)  # its id has gone, or goes, to another job
 
     def on_deleted(self, namespace: Namespace, deleted: Deleted) -> None:
-        """A record was removed, by whomever."""
+        """A record was removed, here or elsewhere."""
         self._marks.append((time.monotonic(), namespace, deleted))
         gone = self._books.remove(namespace, deleted)
         if gone is not None:
             self._forget(*gone)
 
     def forget_namespace(self, namespace: Namespace) -> None:
-        """The namespace is not there any more, with all its records."""
+        """The namespace is gone, with all its records."""
         for key in self._books.keys_of(namespace):
             gone = self._books.discard(key)
             self._forget(key, gone or [])

@@ -1,4 +1,4 @@
-"""Removes what lies in a registry and is no record: jobs may write there what they like."""
+"""Removes what lies in a registry and is not a record: jobs may write there what they like."""
 
 from __future__ import annotations
 
