@@ -38,6 +38,7 @@ from fluster_services.config import LocalLimits
 from fluster_services.forking import import_kept, run_and_exit
 from fluster_services.local_daemons import FOR_ALL, FOR_VMS, FOR_WORKERS, Daemon, LocalDaemons, read_limits
 from fluster_services.local_users import AddedUsers, added_before
+from fluster_services.worker.linux.killing import kill_descendants
 from fluster_services.worker.linux.processes import set_process_name
 
 _LEAVE_TIMEOUT_S, _VMS_LEAVE_TIMEOUT_S = 5.0, 15.0

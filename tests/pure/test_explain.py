@@ -15,8 +15,7 @@ from fluster_bus.messages import (
     TaskRecord,
     WorkerId,
 )
-from fluster_bus.messages.parts.labels import WORKER_LABEL
-from fluster_bus.messages.parts.resources import GIB
+from fluster_bus.messages.parts.resources import GIB, WORKER_LABEL
 from fluster_services import job_lifecycle, lifecycle
 from fluster_services.controller.scheduling.explain import explain, why_given_up
 from fluster_services.controller.state.roster import WorkerView

@@ -29,8 +29,8 @@ from fluster_services.vm.docker_machine import DockerMachine, Engine
 from fluster_services.vm.fleet import Fleet, Machine
 from fluster_services.vm.machine import setup_line
 from fluster_services.vm.sizes import GpuStock, sized, usual_size
-from fluster_services.worker.contract.config import WorkerConfig
-from fluster_services.worker.contract.container import ContainerSettings, given_libraries, own_libraries
+from fluster_services.worker.contract.config import ContainerSettings, WorkerConfig
+from fluster_services.worker.contract.container import given_libraries, own_libraries
 from fluster_services.worker.engine.engine import EngineError, asked, find_api_version
 from fluster_services.worker.engine.images import Images
 from fluster_services.worker.engine.mounts import is_in_or_around, secret_places

@@ -30,7 +30,7 @@ from fluster_services.vm.backend import (
     VMStatus,
     VMTimeoutError,
 )
-from fluster_services.worker.contract.runtime import LaunchError
+from fluster_services.worker.contract.faults import LaunchError
 from fluster_services.worker.engine.engine import asked
 
 log = logging.getLogger(__name__)

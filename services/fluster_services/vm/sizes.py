@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fluster_bus.core.devices import ANY_MODEL, Devices, parse_gpus, visible_ids
 from fluster_bus.messages import Capacity, WorkerId, parse_size
-from fluster_bus.messages.parts.labels import as_words, check_labels
+from fluster_bus.messages.parts.resources import as_words, check_labels
 from fluster_services.vm.backend import VMError
 
 

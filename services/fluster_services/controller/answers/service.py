@@ -35,7 +35,8 @@ from fluster_bus.messages.namespaces import NAMESPACE_UNKNOWN
 from fluster_bus.messages.nodes import WorkerQuery
 from fluster_bus.messages.parts.wire_range import SPOKEN, why_apart
 from fluster_bus.messages.stacks import TaskStackRequest
-from fluster_bus.running.retries import retried
+from fluster_bus.messages.workers import JoinRequest
+from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.objects import MAX_OBJECT_BYTES
 from fluster_bus.storage.stored_calls import drop_calls
 from fluster_services.controller.answers.endpoint_requests import EndpointRequests

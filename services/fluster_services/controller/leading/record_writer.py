@@ -27,7 +27,7 @@ from fluster_bus.core.errors import (
 )
 from fluster_bus.core.fault_log import FaultLog
 from fluster_bus.messages import JobRecord, Look, Namespace, TaskRecord
-from fluster_bus.storage.secret_store import SecretStore, remove_secrets
+from fluster_bus.storage.stored_messages import SecretStore, remove_secrets
 from fluster_bus.storage.tables import Row, Table, Update
 from fluster_services import lifecycle
 from fluster_services.controller.leading.seat import DeposedError

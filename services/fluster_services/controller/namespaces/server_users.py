@@ -10,7 +10,7 @@ from typing import Protocol
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core.errors import BusError
-from fluster_bus.running.retries import retried
+from fluster_bus.running.coroutines import retried
 from fluster_services.local_users import ADD, FORGET, JOBS_FOLDER
 
 _ANSWERED_S = 1.0

@@ -14,7 +14,7 @@ from fluster_bus.core.errors import BusError, RevisionConflictError, StorageErro
 from fluster_bus.core.fault_log import FaultLog
 from fluster_bus.messages import Namespace, NamespaceRecord, NamespaceState
 from fluster_bus.provisioning.provisioning import delete_namespace
-from fluster_bus.running.time_slices import TimeSlices
+from fluster_bus.running.coroutines import TimeSlices
 from fluster_services import job_lifecycle
 
 if TYPE_CHECKING:

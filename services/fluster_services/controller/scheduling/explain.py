@@ -9,7 +9,7 @@ from fluster_bus.core.names import no_worker_named
 from fluster_bus.messages import Capacity, JobRecord, JobStatus, TaskRecord, WorkerId
 from fluster_bus.messages.parts.arrays import number_in
 from fluster_bus.messages.parts.counted import number_text
-from fluster_bus.messages.parts.labels import as_words, worker_named
+from fluster_bus.messages.parts.resources import as_words, worker_named
 from fluster_services import capacity, gangs, job_lifecycle, lifecycle
 from fluster_services.controller.state.roster import WorkerView
 

@@ -227,7 +227,7 @@ class Books:
 
     def remove(self, namespace: Namespace, deleted: Deleted) -> tuple[JobKey, list[JobRecord | TaskRecord]] | None:
         """A record was deleted: with that of a job its tasks go too. Returns what is no longer known."""
-        if subjects.is_task_key(deleted.key):
+        if buckets.is_task_key(deleted.key):
             return None
         key = JobKey(namespace, JobId(deleted.key))
         entry = self._jobs.get(key)

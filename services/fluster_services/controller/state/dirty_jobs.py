@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict, deque
 
 from fluster_bus.messages import Namespace
-from fluster_bus.running.time_slices import TimeSlices
+from fluster_bus.running.coroutines import TimeSlices
 from fluster_services.controller.state.books import JobKey
 
 

@@ -18,8 +18,7 @@ from fluster_services import lifecycle
 from fluster_services.controller.state.books import Books, JobKey
 
 if TYPE_CHECKING:
-    from fluster_bus.connection.bus import Bus
-    from fluster_bus.connection.subscription import Subscription
+    from fluster_bus.connection.bus import Bus, Subscription
     from fluster_bus.core.delivery import Delivery
 
 log = logging.getLogger(__name__)

@@ -277,7 +277,7 @@ class Intake:
 
     async def _replace(self, job: JobRecord, row: Row[JobRecord | TaskRecord], known: JobRecord) -> JobRecord | None:
         """Write the job's record in the place of one that has ended; None when that has changed meanwhile."""
-        rows = await self._tables[job.namespace].rows(subjects.task_key_of_any(job.job_id))
+        rows = await self._tables[job.namespace].rows(buckets.task_key_of_any(job.job_id))
         tasks = [each.value for each in rows if isinstance(each.value, TaskRecord)]
         if conflicts.is_half_removed(known, tasks):
             # What its tasks told and tried is unknown by now, so nothing can go on from there.
@@ -308,7 +308,7 @@ class Intake:
         if not job.earlier:
             return
         table = self._tables[job.namespace]
-        for row in await table.rows(subjects.task_key_of_any(job.job_id)):
+        for row in await table.rows(buckets.task_key_of_any(job.job_id)):
             task = row.value
             if isinstance(task, TaskRecord) and task.order < job.order and task.task >= job.request.replicas:
                 with contextlib.suppress(RevisionConflictError):  # another did

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fluster_bus.core.errors import BusError, RevisionConflictError
 from fluster_bus.messages import JobRecord, Namespace, TaskRecord
-from fluster_bus.storage.results import ResultStore
-from fluster_bus.storage.secret_store import SecretStore
+from fluster_bus.storage.stored_messages import ResultStore, SecretStore
 from fluster_bus.storage.tables import Deleted, Row
 from fluster_services.config import RecordLimits
 from fluster_services.controller.state.books import JobKey

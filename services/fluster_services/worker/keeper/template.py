@@ -28,7 +28,7 @@ from typing import Any
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_services.forking import import_own, run_and_exit
 from fluster_services.shared_memory import keep_shared
-from fluster_services.worker.contract.runtime import NO_ROOM, AlreadyStartedError, LaunchError, WorkerFaultError
+from fluster_services.worker.contract.faults import NO_ROOM, AlreadyStartedError, LaunchError, WorkerFaultError
 from fluster_services.worker.keeper import keeper
 from fluster_services.worker.keeper.watchdog import Watchdog
 from fluster_services.worker.linux.processes import (
