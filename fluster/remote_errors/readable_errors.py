@@ -37,7 +37,7 @@ def restored(pickled: bytes | None, otherwise: Exception, *, traceback: str, whe
             name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
             error.add_note(f"it could not be read as itself here: {name}: {broken}")
         else:
-            # SystemExit and its like would end whoever asked.
+            # SystemExit and its like would end the process that asked.
             error = decoded if isinstance(decoded, Exception) else error
     if traceback:
         error.add_note(f"{_BEGINNING}{where}:\n{traceback}")

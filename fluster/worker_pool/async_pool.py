@@ -112,7 +112,7 @@ class AsyncWorkerPool:
     async def wait_for_workers(self, min_workers: int | None = None, timeout: float | None = 60.0) -> None:
         """Return as soon as `min_workers` are there, all unless told otherwise.
 
-        Raises ActorTimeoutError after `timeout` seconds, and why there are none any more when the workers ended.
+        Raises ActorTimeoutError after `timeout` seconds, and why there are none when the workers ended.
         """
         await self.workers.wait_for_workers(min_workers, timeout)
 
@@ -246,7 +246,7 @@ class AsyncWorkerPool:
     def _counted(self, then: Callable[[Outcome], object], bar: Bar | None) -> Callable[[Outcome], None]:
         def on_outcome(outcome: Outcome) -> None:
             self.workers.count_outcome(outcome)
-            if bar is not None:  # first, so that it is right once somebody has the last result
+            if bar is not None:  # first, so that it is right once the last result is taken
                 bar.advance(outcome.stop - outcome.start)
             then(outcome)
 

@@ -160,7 +160,7 @@ class Dispatch:
         return self._sources[-1] if self._sources else None
 
     def on_workers(self, names: Collection[str]) -> None:
-        """Who takes work now. What the others have may still be answered, or is told to be lost."""
+        """The workers that take work now. What the others have may still be answered, or reported as lost."""
         if names != self._workers.keys():
             self._workers = {name: self._workers.get(name) or _Worker(name) for name in names}
             self._supplied = sum(len(worker.out) >= _SUPPLIED for worker in self._workers.values())

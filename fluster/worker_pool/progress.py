@@ -106,7 +106,7 @@ class NotebookBar:
         # find by the id where it is shown.
         try:
             contextvars.Context().run(self._shown.update, self)
-        except Exception:  # the work goes on, whether anybody can see it or not
+        except Exception:  # the work goes on, whether it can be seen or not
             log.debug("the bar of %s could not be shown", self._name, exc_info=True)
 
     def __repr__(self) -> str:

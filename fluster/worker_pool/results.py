@@ -331,7 +331,7 @@ class AsyncUnorderedResults(UnorderedItems[T], AsyncIterator[T]):
         super().__init__(*items, **options)
 
     def _take(self, outcome: Outcome) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits there any more
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and nothing waits there
             self._loop.call_soon_threadsafe(self._arrived.put_nowait, outcome)
 
     async def __anext__(self) -> T:

@@ -26,7 +26,7 @@ _SMALL = (int, float, bool, type(None))  # to look at the clock takes longer tha
 _PART_S = 0.001  # of results that are pickled together
 _ENOUGH_BYTES = 64 << 20  # in one answer: what is left of its chunk is given back
 BUNDLE_WINDOW = (1_024, 4 << 20)  # (answers, their bytes) that may be on their way to the pool
-FAILED = 0x00  # begins what is no result but a failure; no payload begins with it
+FAILED = 0x00  # begins a failure; no payload of a result begins with it
 # Longer than any task: who leaves finishes what it has.
 _FINISH_S = 10 * 365 * 86_400.0
 
@@ -182,7 +182,7 @@ class _Functions:
                 add_remedy(error, "the pool's function", sent="it is submitted")
                 raise
             if _CLASS_BY_VALUE in pickled and self._read.cache_info().misses == reads:
-                # A class is one, whichever pickle brings it, and is as the last that was read has it: that shall be this one.
+                # A class is one, whichever pickle brings it, and is as the last that was read has it: that must be this one.
                 codec.decode(pickled)
             self._newest = pickled, function
         return self._newest[1]

@@ -67,7 +67,7 @@ class Bundle:
 
 
 class TaskQueue:
-    """Tasks that wait: a source of them, one at a time or in bundles. `on_cancelled` is told of each that nobody wants."""
+    """Tasks that wait: a source of them, one at a time or in bundles. `on_cancelled` is called for each that was cancelled."""
 
     def __init__(self, pace: Pace, on_cancelled: Callable[[], object]) -> None:
         self.pace = pace
@@ -105,7 +105,7 @@ class TaskQueue:
         return tasks[0] if tasks else None
 
     def fail(self, error: BaseException) -> int:
-        """End all that wait; how many were to be told."""
+        """End all that wait. Returns how many there were."""
         return sum(task.fail(error) for task in self._take_all())
 
     def cancel(self) -> None:

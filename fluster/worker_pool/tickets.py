@@ -1,4 +1,4 @@
-"""What is told how a call ends that carries work to a worker."""
+"""Receives the end of a call that carries work to a worker."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _pickled(items: Sequence[Any], start: int, most: int) -> Iterator[Block]:
 
 
 class Outcome:
-    """What became of some consecutive items of a batch. It is read by whoever asks first."""
+    """The results of some consecutive items of a batch. They are read by the thread that asks first."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Outcome:
         missing = self.stop - self.start - sum(len(each) for each in read if isinstance(each, list))
         broken = [each for each in read if isinstance(each, Exception)]
         if len(broken) not in (0, missing):
-            raise broken[0]  # an earlier version put many values into it: nobody can tell which is to blame
+            raise broken[0]  # an earlier version put many values into it: it is not known which is to blame
         values: list[Any] = []
         for each in read:
             if isinstance(each, list):
@@ -176,7 +176,7 @@ class Slice:
 
 
 class Futures(Protocol):
-    """The futures of a batch's items, as far as somebody has asked for them."""
+    """The futures of a batch's items, as far as they were asked for."""
 
     def begin(self, start: int, size: int) -> int:
         """Begin items; how many of them are wanted, up to the first that was cancelled."""
@@ -251,7 +251,7 @@ class Batch:
         self._drop(lambda start, stop: Outcome(start, stop, cancelled=True))
 
     def fail(self, error: BaseException) -> int:
-        """End what has not begun; it counts as it is told."""
+        """End what has not begun; it counts as it is reported."""
         self._drop(lambda start, stop: Outcome(start, stop, error=error))
         return 0
 

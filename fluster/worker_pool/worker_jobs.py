@@ -60,7 +60,7 @@ class PoolPlan:
 
 
 class WorkerJobs:
-    """Launches the jobs of one pool and stays until they end. `on_end` is told why there will be no workers any more."""
+    """Launches the jobs of one pool and stays until they end. `on_end` gets the reason why there will be no more workers."""
 
     def __init__(self, cluster: AsyncCluster, plan: PoolPlan, on_end: Callable[[Exception], object]) -> None:
         self._cluster = cluster
@@ -110,7 +110,7 @@ class WorkerJobs:
             error = caught
             if not launched.done():
                 launched.set_exception(error)
-                launched.exception()  # it is told to those who wait, whether there are any or not
+                launched.exception()  # those who wait get it, whether there are any or not
         log.info("workers of %s have ended: %s", self._plan.name, error)
         if all(life.done() or life is asyncio.current_task() for life in self._jobs):
             self._on_end(error)
@@ -151,7 +151,7 @@ class WorkerJobs:
                 return await self._cluster.wait(job_id)
             except ClosedError:
                 raise
-            except BusError as error:  # the workers may go on while nobody can tell how they are
+            except BusError as error:  # the workers may go on while their state is not known
                 log.info("the state of %s cannot be read: %s", job_id, error)
                 await asyncio.sleep(_PAUSE_S)
 

@@ -55,7 +55,7 @@ class Workers:
         self.cluster = cluster
         self.plan = plan
         self.wanted = count
-        self.error: Exception | None = None  # why there are no workers any more
+        self.error: Exception | None = None  # why there are no longer any workers
         self.pool: AsyncActorPool[TaskRunner] = AsyncActorPool(cluster, plan.name)
         self.loop = asyncio.get_running_loop()
         self._dispatch = Dispatch(task_retries=plan.task_retries)
@@ -68,9 +68,7 @@ class Workers:
         self._counts = {"added": 0, "done": 0, "failed": 0}  # tasks, and items of batches
         self._idle: list[asyncio.Future[None]] = []
         self._leaving: set[str] = set()  # workers that were sent away
-        self._unreachable: set[str] = (
-            set()
-        )  # those at which nobody listened; they are asked again after the next change
+        self._unreachable: set[str] = set()  # those that did not respond; they are asked again after the next change
         self._roster: Roster | None = None
         self._ended = asyncio.Event()
         self._jobs = WorkerJobs(cluster, plan, self._end)
@@ -112,7 +110,7 @@ class Workers:
     async def wait_for_workers(self, min_workers: int | None = None, timeout: float | None = 60.0) -> None:
         """Return as soon as `min_workers` are there, all unless told otherwise.
 
-        Raises ActorTimeoutError after `timeout` seconds, and why there are none any more when the workers ended.
+        Raises ActorTimeoutError after `timeout` seconds, and why there are none when the workers ended.
         """
         wanted = (
             self.wanted if min_workers is None else check_count("min_workers", min_workers, 0, "how many to wait for")
@@ -271,7 +269,7 @@ class Workers:
         if not is_failure_of(payload, ObjectTooLargeError):
             failures = dict.fromkeys(range(unit.first, unit.stop), payload)
             unit.batch.on_outcome(Outcome(unit.first, unit.stop, failures=failures))
-        elif unit.size > 1 and self.plan.task_retries:  # one of its results is to blame, which alone shall fail
+        elif unit.size > 1 and self.plan.task_retries:  # one of its results is to blame, and only that one is to fail
             for part in unit.parts():
                 self._dispatch.on_unfinished(part)
         else:

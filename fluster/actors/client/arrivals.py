@@ -32,7 +32,7 @@ class Arrivals:
         self._taken = threading.Event()  # all that was there
         self._alarm: Alarm | None = None  # has the loop come to what was not taken back
         self.in_hand = False  # while the loop sends what it took
-        self.closed: Exception | None = None  # why nothing is taken any more
+        self.closed: Exception | None = None  # why nothing is taken from now on
 
     def __len__(self) -> int:
         return len(self._items)
@@ -59,7 +59,7 @@ class Arrivals:
             try:
                 self._awake = True
                 tell(self._loop, self._wake.set)
-            except BaseException:  # Ctrl-C: else nobody would wake the loop any more
+            except BaseException:  # Ctrl-C: else nothing would wake the loop again
                 self._awake = False
                 raise
         elif len(self._items) % _HAND_OVER == 0:
@@ -111,7 +111,7 @@ class Arrivals:
     # ---- on the loop ------------------------------------------------------------------------------------
 
     def use_alarm(self) -> None:
-        """Let the loop be told late of what may be taken back, where the system has alarms."""
+        """Wake the loop late for what may be taken back, where the system has alarms."""
         if self._alarm is None and self.closed is None:
             with contextlib.suppress(OSError):
                 self._alarm = Alarm(self._loop, _UNTIL_TAKEN_BACK_S, self._ring)

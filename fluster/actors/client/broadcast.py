@@ -46,7 +46,7 @@ class Answer(Generic[T]):
 
 
 class BroadcastAnswers(Generic[T]):
-    """What the members say, once it is known who they are: a future for each, where anybody wants them."""
+    """The answers of the members, once these are known: a future for each, where futures are wanted."""
 
     def __init__(
         self, call: str, loop: asyncio.AbstractEventLoop, withdraw: Callable[[Any], None] | None = None
@@ -239,7 +239,7 @@ class AsyncBroadcastResult(Generic[T]):
 
     async def futures(self, timeout: float | None = None) -> list[ActorFuture[T]]:
         """One future for each member, as BroadcastResult.futures has them."""
-        # Whoever stops to wait takes nothing back: the broadcast goes on, and may be asked again.
+        # To stop waiting takes nothing back: the broadcast goes on, and may be asked again.
         opened = asyncio.shield(asyncio.wrap_future(self._answers.opened))
         await asyncio.wait([opened], timeout=check_patience(timeout))
         if not opened.done():

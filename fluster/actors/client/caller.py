@@ -145,11 +145,11 @@ class Caller:
                 self.carried.open(self._bus.address, self._namespace)
 
     def deadline_of(self, timeout_s: float | None) -> Moment | None:
-        """The moment at which nobody waits any more."""
+        """The moment from which the call is no longer waited for."""
         return self._deadlines.after(timeout_s)
 
     def withdraw(self, call: Call) -> None:
-        """Tell the actor that has this call that nobody waits for it any more."""
+        """Tell the actor that has this call that it is no longer waited for."""
         self._notices.withdrawn.append(call)
         self._arrivals.wake_soon()
 
@@ -256,12 +256,12 @@ class Caller:
     async def _publish_notices(self) -> None:
         try:
             await self._notices.publish()
-        except Exception:  # a fault of ours: it is no reason to keep back calls
+        except Exception:  # a fault of ours: not a reason to keep back calls
             log.exception("actors did not learn what became of calls")
 
     def _take_arrived(self) -> list[Call | Broadcast]:
         arrived = self._arrivals.take()
-        self._open_pools()  # woken by another thread, the loop may be here before it was told of a call's pool
+        self._open_pools()  # woken by another thread, the loop may be here before it has opened a call's pool
         if self._router.bytes_out + self._router.bytes_turned_away > _MAX_BYTES_OUT:
             self._finish(map(_too_much_out, arrived))
             return []

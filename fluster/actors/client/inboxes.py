@@ -21,12 +21,12 @@ _NO_RESPONDERS = "503"
 
 
 class Inboxes:
-    """Those of one client. An answer is told by the number of the message that it is for.
+    """The inboxes of one client. An answer is known by the number of the message that it is for.
 
     Nothing is read of what comes with another number: jobs of the namespace may send it here, and to unpickle is to run code.
     `recipient` says to whom a message went, `expects` whether it was sent and may be answered yet. `on_replies` and
-    `on_question` are given the endpoint that answers and what it says; the latter, first, where to answer whether anybody
-    reads on.
+    `on_question` are given the endpoint that answers and what it says; the latter, first, where to answer whether the stream
+    is still read.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Inboxes:
             return
         member = self._recipient(number)
         if not self._expects(number) or (member is not None and member.takes_json_only):
-            if delivery.reply:  # an actor asks whether anybody reads on
+            if delivery.reply:  # an actor asks whether its stream is still read
                 self._on_question(delivery.reply, number, "", [])
             return
         try:
@@ -86,7 +86,7 @@ class Inboxes:
             return
         for _index, kind, payload in replies:
             if kind == frames.ITEMS or (kind is True and payloads.is_lent(payload)):
-                # Also what nobody waits for any more: so its sender knows that it is dropped.
+                # Also what is no longer waited for: so its sender knows that it is dropped.
                 replies = [_held(reply) for reply in replies]
                 break
         if delivery.reply:
@@ -101,7 +101,7 @@ class Inboxes:
             return
         member = self._recipient(number)
         if member is None or not member.takes_json_only:
-            return  # nobody waits any more, or it is somebody else's who shall not be answered from here
+            return  # it is no longer waited for, or belongs to another caller, which must not be answered from here
         try:
             ok, payload = json_frames.decode_reply(delivery.data)
         except InvalidMessageError as error:

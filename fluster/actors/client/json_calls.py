@@ -27,7 +27,7 @@ async def call_in_json(cluster: AsyncCluster, name: str, method: str, arguments:
     """What a method of one of the actors of a name returns, read from JSON.
 
     The member is taken from the registry, which is watched until the answer comes. Where it cannot be read, the bus
-    chooses a member, and nothing tells of the member's death.
+    chooses a member, and the member's death is not noticed.
 
     Raises ActorDiedError and ConnectionLostError as calls of pools do, ServiceError when the actor answers an error,
     NoRespondersError when no actor serves the name, RequestTimeoutError after `timeout_s` seconds, and what else

@@ -2,7 +2,7 @@
 
 This is for a call, or a broadcast, that nothing of its client's comes before: nothing that was sent to its pool over the
 client's other connection is unanswered. So it does not matter that two connections have no common order. And it is for
-what usually happens: on all else that becomes of it (it fails, nobody listens, a member or its pool ends, its time is over)
+what usually happens: on all else that becomes of it (it fails, there are no responders, a member or its pool ends, its time is over)
 the router takes its message over, by `take`.
 """
 
@@ -168,7 +168,7 @@ class LaneCalls:
         key = message.key(endpoint_id, 0)
         call = message.calls.get(key)
         if call is None:
-            return True  # nobody waits for it, as for the answer of a member that is new
+            return True  # it is not waited for, like the answer of a member that is new
         # It leaves our books last: whom Ctrl-C stops in between leaves it to be ended with the connection.
         try:
             self._settle(call, payload)

@@ -69,7 +69,7 @@ class Outcomes:
     def _settle(self, done: Done) -> None:
         try:
             settle(done, done.error)
-        except Exception:  # a fault of ours: those that follow are told
+        except Exception:  # a fault of ours: those that follow are still settled
             log.exception("the outcome of %s could not be sent", done.call)
 
     def _on_part(self, part: Part) -> None:
@@ -88,7 +88,9 @@ class Outcomes:
                 fetch=self._stored.fetch,
             )
             call.ticket = reader
-            ticket.set_result(ActorStream(reader))  # nobody else holds on to it: so it is closed when nobody wants it
+            ticket.set_result(
+                ActorStream(reader)
+            )  # only the user holds on to it: so it is closed when it is no longer wanted
         elif part.kind == frames.ITEMS and isinstance(ticket, ItemsTicket) and not ticket.take(*part.payload):
             self._withdraw(call)
 

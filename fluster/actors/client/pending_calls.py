@@ -70,7 +70,7 @@ class Deadlines:
         self._on_timeout = on_timeout
 
     def after(self, timeout_s: float | None) -> Moment | None:
-        """The moment at which nobody waits any more."""
+        """The moment from which the call is no longer waited for."""
         return None if timeout_s is None or math.isinf(timeout_s) else self._clock.now().after(timeout_s)
 
     def take_declared(self, call: Call | Broadcast, member: Member) -> None:

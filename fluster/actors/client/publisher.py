@@ -132,7 +132,7 @@ class Notices:
                 await self._tell(member, frames.READ, frames.encode_reads(reads_there), f"{inbox}.0")
 
     def _by_inbox(self, member: Member, of_calls: list[NumberedT]) -> Iterator[tuple[str, list[NumberedT]]]:
-        """What is told of calls, each beginning with the number of its message, by the inbox that tells whose they are."""
+        """Notices about calls, each beginning with the number of its message, by the inbox to which the calls' replies go."""
         if member.takes_json_only:
             yield self._inboxes.json, of_calls
             return
@@ -149,7 +149,7 @@ class Notices:
             log.info("%s was not told what became of calls: %s", member.endpoint_id, error)
 
     async def answer(self, to: str, number: int, endpoint_id: str, replies: list[WireReply]) -> None:
-        """An actor asks whether there is still somebody who reads its stream."""
+        """An actor asks whether its stream still has a reader."""
         if not subjects.is_inbox(to):
             log.warning("refused to answer %s: its reply subject %s is not an inbox", endpoint_id, to)
             return

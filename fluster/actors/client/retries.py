@@ -60,7 +60,7 @@ class PausedCalls:
         self._rosters = rosters
         self._send_again = send_again
         self._timers: dict[Call, asyncio.TimerHandle] = {}
-        self._lonely: dict[str, set[Call]] = {}  # {pool: those that pause since nobody serves it}
+        self._lonely: dict[str, set[Call]] = {}  # {pool: those that pause since no actor serves it}
 
     def take(self, done: Done) -> bool:
         """Whether a call is sent again, after a pause, rather than over."""
@@ -80,7 +80,7 @@ class PausedCalls:
         return True
 
     def on_member(self, pool: str) -> None:
-        """There is somebody who serves that pool: those that pause for want of him pause no longer."""
+        """An actor serves that pool: calls that pause for want of one go on."""
         for call in sorted(self._lonely.pop(pool, ()), key=lambda each: each.order):
             self._end_pause(call)
 

@@ -36,12 +36,12 @@ class Left:
     """A member has ended."""
 
     endpoint_id: str
-    reason: str = ""  # as far as it is told
+    reason: str = ""  # as far as it is known
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """All members there are have been told. When there are none, whether calls are stored for who comes."""
+    """All present members have been reported. When there are none, whether calls are stored for the next one."""
 
     is_durable: bool = False
 
@@ -68,7 +68,7 @@ class Roster:
     known: bool = False
     users: int = 0  # pools that need it
     error: BusError | None = None
-    closed: Exception | None = None  # why nothing changes any more
+    closed: Exception | None = None  # why nothing changes from now on
     _last_jobs: set[JobId] = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _faults: FaultLog = field(default_factory=lambda: FaultLog(log))
@@ -108,7 +108,7 @@ class Roster:
         self._wake()
 
     def close(self, error: Exception) -> None:
-        """Nothing changes any more: who waits for that is given the error."""
+        """Nothing changes from now on: those that wait for a change get the error."""
         self.closed = error
         self._wake()
 
@@ -135,7 +135,7 @@ class Roster:
         async with aclosing(registry.table.watch(keys)) as changes:
             async for change in changes:
                 if isinstance(change, CaughtUp):
-                    # Who ended while the connection was lost, and whose mark of it is gone, is told by nobody.
+                    # Members that ended while the connection was lost, and whose marks are gone, are not reported otherwise.
                     there = {subjects.last_token(row.key) for row in await registry.table.rows(keys)}
                     for endpoint_id in self.members.keys() - there if self.members else ():
                         self.tell(Left(endpoint_id))

@@ -41,7 +41,7 @@ _STORE_TIMEOUT_S = 30.0  # as long as other calls wait for a connection
 
 
 class StoredCalls:
-    """Those of one client. `finish` is told of calls that are over, `prepare` of those that are to be stored: it may raise
+    """The stored calls of one client. `finish` gets calls that are over, `prepare` those that are to be stored: it may raise
     ActorDeadlockError. Lives on the loop of the client's connection.
     """
 
@@ -168,7 +168,7 @@ class StoredCalls:
             return MailboxFullError(f"{call} was not stored, and is not run: {error}")
         except Exception as error:  # the next are to be stored nevertheless
             return error
-        if self._was_cut and not is_first:  # its answer may have come while nobody could hear it
+        if self._was_cut and not is_first:  # its answer may have come while the connection was lost
             return ConnectionLostError(f"{call}: the connection was lost while it was stored; it is run, unanswered")
         return None
 
@@ -185,7 +185,7 @@ class StoredCalls:
         self._finish([Done(call, bool(ok), payload)])
 
     def on_disconnected(self) -> None:
-        """What is stored is run, and its answer may come while nobody hears it."""
+        """What is stored is run, and its answer may come while the connection is lost."""
         self._was_cut = True
         stored = [number for number in self._out if number != self._storing]
         self._finish(
@@ -201,7 +201,7 @@ class StoredCalls:
         )
 
     def close_pool(self, name: str) -> list[Call]:
-        """The calls to `name` that are not answered, which nobody waits for here any more; those that are stored are run."""
+        """The calls to `name` that are not answered, which are no longer waited for here; those that are stored are run."""
         self._names.discard(name)
         return self._take(lambda call: call.pool == name)
 

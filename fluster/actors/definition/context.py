@@ -77,7 +77,7 @@ class ActorContext:
     attempt: int = 0
     worker_id: WorkerId | None = None
     method: str | None = None
-    deadline: float | None = None  # by time.monotonic() of this process: nobody waits for the answer after it
+    deadline: float | None = None  # by time.monotonic() of this process; after it the answer is no longer waited for
     _cluster: Cluster | None = dataclasses.field(default=None, repr=False, compare=False)
     _cancellation: Cancellation | None = dataclasses.field(default=None, repr=False, compare=False)
     _durable: StateStore | None = dataclasses.field(default=None, repr=False, compare=False)
@@ -85,7 +85,7 @@ class ActorContext:
 
     @property
     def cancelled(self) -> bool:
-        """True once nobody waits for the answer any more: its caller cancelled the call, or it ran into its timeout."""
+        """True once the answer is no longer waited for: its caller cancelled the call, or it ran into its timeout."""
         return self._cancellation is not None and self._cancellation.cancelled
 
     def wait_cancelled(self, timeout: float | None = None) -> bool:
@@ -97,7 +97,7 @@ class ActorContext:
         return self._cancellation.wait(timeout)
 
     def save(self, state: object) -> None:
-        """Keep `state`, for `on_restore` of whoever serves this durable actor next; return when it is stored.
+        """Keep `state`, for `on_restore` of the next instance of this durable actor; return when it is stored.
 
         The call that saves is not run again, so save last. Raises SupersededError when another instance has taken this
         one's place: then nothing was saved. TypeError for what cannot be pickled, MessageTooLargeError above 4 MiB, and

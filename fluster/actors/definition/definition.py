@@ -169,7 +169,7 @@ def check_timeout(timeout: float | None) -> float | None:
 
 
 def check_exceptions(option: str, classes: tuple[type[Exception], ...]) -> None:
-    """Raise TypeError for what are no classes of exceptions."""
+    """Raise TypeError for anything but classes of exceptions."""
     if not isinstance(classes, tuple) or not all(
         isinstance(cls, type) and issubclass(cls, Exception) for cls in classes
     ):
@@ -193,7 +193,7 @@ def actor(cls: C | None = None, /, **options: Any) -> C | Callable[[C], C]:
 
     The options are the fields of ActorOptions: name, resources, environment, max_concurrency, timeout, mailbox_calls,
     mailbox_bytes, concurrency_groups, max_restarts, restart_window, fatal_exceptions, singleton, durable, codec. Raises TypeError for any
-    other, and for what is no class.
+    other, and above anything but a class.
     """
     _options("actor", ActorOptions, options)
 

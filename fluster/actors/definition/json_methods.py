@@ -65,7 +65,7 @@ class JsonMethod:
         """JSON schemas: of an object with the arguments by name, in the order of the parameters, and of the result."""
         parameters = self._signature.parameters.values()
         named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-        # Together, so that two models of one name are told apart.
+        # Together, so that two models of one name are distinguished.
         described, definitions = TypeAdapter.json_schemas(
             [(each.name, "validation", self._adapters[each.name]) for each in named if self._is_described(each.name)],
             ref_template=_REF_TEMPLATE,

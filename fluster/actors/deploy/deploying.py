@@ -79,7 +79,7 @@ def deploy(
     by itself, see there. `pool.logs()` has all of it.
 
     Raises what a constructor raised, ActorNameTakenError, JobRefusedError, and JobFailedError when the actors could
-    not be run; then nothing of them is left. What is no class, or arguments that it does not take, is a TypeError.
+    not be run; then nothing of them is left. An `actor_class` that is not a class, or arguments that it does not take, are a TypeError.
     """
     from fluster.actors.deploy.deployment import Deployment, job_request
     from fluster.actors.pool.blocking_pool import ActorPool

@@ -120,7 +120,7 @@ class Deployment(Generic[T]):
         failure = asyncio.create_task(_end_of_a_task(cluster, job_id), name=f"watch over {name}")
         try:
             await cluster.bus.flush()
-            # What has one instance for all is no program's own; what a task deploys ends with its attempt all the same.
+            # What has one instance for all does not belong to a program; what a task deploys ends with its attempt all the same.
             has_seat = options_of(self.actor_class).has_seat
             by_itself = self.lifetime is None and has_seat and not cluster.parent_of(self.request)
             lives_on = self.lifetime == "detached" or by_itself
@@ -201,7 +201,7 @@ async def _has_ended(cluster: AsyncCluster, job_id: JobId) -> bool:
 
 
 async def _leave_nothing(pool: AsyncActorPool[Any], *, is_late: bool) -> list[str]:
-    """Why it was not there yet, if it `is_late` and that can be told."""
+    """Why it was not there yet, if it `is_late` and the reason is known."""
     why = []
     if is_late and pool.job_id is not None:
         with contextlib.suppress(FlusterError, TimeoutError):

@@ -9,7 +9,7 @@ from fluster.actors.definition.definition import options_of
 
 
 def host(name: str, actor_class: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Make the actor and serve it until this task is told to end. What the constructor raises ends the task."""
+    """Make the actor and serve it until this task is asked to end. What the constructor raises ends the task."""
     from fluster.actors.server.server import ActorServer
     from fluster.cluster import current_cluster
     from fluster.cluster.refs import resolved

@@ -93,7 +93,7 @@ class ActorPool(Generic[T]):
     def call(self) -> Verb[T]:
         """`pool.call().method(…)`: one member after the other, chosen at each call; its result.
 
-        Raises what the method raises; ActorNotFoundError at once when nobody serves the name; ActorDiedError,
+        Raises what the method raises; ActorNotFoundError at once when no actor serves the name; ActorDiedError,
         ConnectionLostError, MailboxFullError; ActorTimeoutError (a TimeoutError) after `call(timeout=…)` seconds.
         """
         return self._call
@@ -128,7 +128,7 @@ class ActorPool(Generic[T]):
     def on(self, key: object) -> ActorHandle[T]:
         """`pool.on(key).call().method(…)`: for each key always the same member while it lives, for every client.
 
-        Raises TypeError for a key that is no text, bytes, int, bool, or tuple of these.
+        Raises TypeError for a key other than text, bytes, int, bool, or a tuple of these.
         """
         return ActorHandle(self, None, key)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fluster.actors.pool.pool import AsyncActorPool
     from fluster.actors.protocol.members import Member
 
-_PATIENCE_S = 2.0  # whoever shows a pool shall not wait for a cluster that does not answer
+_PATIENCE_S = 2.0  # to show a pool must not wait for a cluster that does not answer
 
 
 def still_view(heading: str, state: object) -> str:

@@ -168,7 +168,7 @@ class AsyncActorPool(Generic[T]):
     def on(self, key: object) -> AsyncActorHandle[T]:
         """`pool.on(key).call().method(…)`: for each key always the same member while it lives, for every client.
 
-        Raises TypeError for a key that is no text, bytes, int, bool, or tuple of these.
+        Raises TypeError for a key other than text, bytes, int, bool, or a tuple of these.
         """
         return AsyncActorHandle(self, None, key, self._by_key.for_key(key))
 
@@ -190,7 +190,7 @@ class AsyncActorPool(Generic[T]):
     ) -> ActorFuture[Any]:
         """Send a call to one member, or to whom a policy chooses; with `wait` it waits for room in full mailboxes.
 
-        `alone`: whoever submits it waits for it before it does anything else, and may carry it himself.
+        `alone`: the thread that submits it waits for it before it does anything else, and may carry it itself.
         """
         payload = payloads.encode((args, kwargs))
         return self.submit_to(pinned, method, payload, timeout=timeout, wait=wait, policy=policy, alone=alone)
@@ -236,7 +236,7 @@ class AsyncActorPool(Generic[T]):
             else:
                 self._caller.submit(call)
         except BaseException:
-            future.cancel()  # whoever follows it, as a trace does, is told
+            future.cancel()  # for those that follow it, as a trace does
             raise
         return future
 

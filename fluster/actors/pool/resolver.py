@@ -21,7 +21,7 @@ class Resolver(Protocol):
 
 
 class ClusterResolver:
-    """Finds actors in the cluster's registry; the pool follows whoever comes and goes."""
+    """Finds actors in the cluster's registry; the pool follows the members that come and go."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Ticket(Protocol):
-    """What is told how a call ends: a future, or what does the same."""
+    """Receives how a call ends: a future, or an object that does the same."""
 
     def done(self) -> bool: ...
     def cancelled(self) -> bool: ...
@@ -63,8 +63,8 @@ class Call(_Sendable):
     blocks: OwnThread | None = None  # waits for it
     # The router's notes:
     order: int = 0
-    tried: tuple[str, ...] = ()  # endpoints at which nobody listened
-    turned_back: str | None = None  # the endpoint at which nobody listened, while it waits to be sent there again
+    tried: tuple[str, ...] = ()  # endpoints that did not respond
+    turned_back: str | None = None  # the endpoint that did not respond, while it waits to be sent there again
     begun: bool = False  # was sent once
     over: bool = False
     number: int | None = None  # of the message in which it is out
@@ -93,8 +93,8 @@ class Carried(Protocol):
 class Broadcast(_Sendable):
     """A call to every member of a pool.
 
-    `open` is told who they are, and gives the call to each by its endpoint, begun; it is made by the function that `open` is
-    given for the call's ticket. Where a thread carries it, `carry` is told who they are, and `open` when calls are to be made
+    `open` gets them, and returns the call to each by its endpoint, begun; the call is made by the function that `open` is
+    given for the call's ticket. Where a thread carries it, `carry` gets the members, and `open` when calls are to be made
     after all, if ever.
     """
 
@@ -147,7 +147,7 @@ class Send(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """A message to publish: a member is told of calls for which nobody waits any more."""
+    """A message to publish: tells a member of calls that are no longer waited for."""
 
     number: int
     member: Member

@@ -13,7 +13,7 @@ from fluster_bus.core import codec
 
 _MAX_TEXT = 64 << 10  # characters of a traceback or message; an exception never fills a message
 # What Python itself takes for a sign when it comes out of a future or a generator; SystemExit and its like, which
-# would end the caller's process, are no Exceptions to begin with.
+# would end the caller's process, do not derive from Exception.
 _NEVER_THEMSELVES = (StopIteration, StopAsyncIteration, concurrent.futures.CancelledError)
 _FIRST_FRAMES_KEPT, _LAST_KEPT = 8 << 10, 48 << 10
 
@@ -53,7 +53,7 @@ def encode_failure(error: BaseException, *, skipped_frames: int = 0, advice: str
 
 
 def failure_payload(kind: str, message: str, traceback: str, itself: Exception | None, advice: str) -> bytes:
-    """A failure that was told by another means, as `encode_failure` would have written it."""
+    """A failure that arrived by another means, as `encode_failure` would have written it."""
     return pickle.dumps((kind, message, traceback, _pickled(itself), advice))
 
 

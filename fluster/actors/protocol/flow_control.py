@@ -47,7 +47,7 @@ class Produced:
 
 @dataclass(slots=True)
 class Read:
-    """What a reader has read, and what it has told of it."""
+    """What a reader has read, and how much of that it has reported."""
 
     window: Window
     items: int = 0

@@ -4,7 +4,7 @@
     replies   pickle of (endpoint id, [(index, ok, payload), …])     to <the caller's inbox>.<number of the message>
 
 A payload is what the calling thread pickled: `(args, kwargs)`, and back the result, or a failure (failures.py). So
-no message is delayed by another's argument, and none is changed by what its caller does later. Moments are told by
+no message is delayed by another's argument, and none is changed by what its caller does later. Moments have the time of
 both clocks: the monotonic one counts where both ends run since the same boot, else the wall's.
 """
 
@@ -29,7 +29,7 @@ _tuple = tuple.__new__  # a named tuple of all its fields, which Python makes wi
 
 JOINED = "_calls"  # stands for the method in the subject of a message with several
 PING = "_ping"  # asks a member whether it is there; answered with True
-CANCEL = "_cancel"  # names calls of the same sender, from the same inbox, for whose answers nobody waits
+CANCEL = "_cancel"  # names calls of the same sender, from the same inbox, whose answers are not waited for
 MAX_CALLS, MAX_BYTES = 64, 256 << 10  # of one message; a larger call travels alone
 MAX_CANCELS = 1_000  # of one message
 READ = "_read"  # tells how far the reader of a stream has come
@@ -110,7 +110,7 @@ def decode_calls(data: bytes) -> list[WireCall]:
 
 
 def encode_cancel(places: list[tuple[int, int]]) -> bytes:
-    """A message that says of calls, each given as (number of its message, place there), that nobody waits for them."""
+    """A message that says of calls, each given as (number of its message, place there), that they are no longer waited for."""
     return json.dumps(places).encode()  # nothing is unpickled for it, as some actors take JSON only
 
 

@@ -88,7 +88,7 @@ def deadline_of(delivery: Delivery) -> tuple[str, float, float] | None:
 
 
 def decode_reply(data: bytes) -> tuple[bool, bytes]:
-    """Whether the call went well, and the payload by which that is told here. Raises InvalidMessageError."""
+    """Whether the call went well, and the payload that says so in this process. Raises InvalidMessageError."""
     try:
         answer = json.loads(data)
         if "result" in answer:

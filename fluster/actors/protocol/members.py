@@ -70,9 +70,9 @@ class Member:
 
     @classmethod
     def of(cls, endpoint: Endpoint) -> Self:
-        """The member that an endpoint of the registry tells of.
+        """The member that an endpoint of the registry describes.
 
-        Whoever runs jobs in its namespace may have written it. Raises InvalidMessageError when it is no actor's of that namespace.
+        Any job in its namespace may have written it. Raises InvalidMessageError when it does not describe an actor of that namespace.
         """
         if not subjects.is_actor_address(endpoint.address, endpoint.namespace):
             raise InvalidMessageError(

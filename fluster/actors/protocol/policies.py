@@ -99,7 +99,7 @@ UNCOUNTED = (RoundRobin, Random, _OfKey)
 
 
 def key_bytes(key: object) -> bytes:
-    """The key as it is told from others. Raises TypeError for what is not the same in each process."""
+    """The key in the form in which keys are compared. Raises TypeError for what is not the same in each process."""
     if not _is_stable(key):
         raise TypeError(f"on({key!r}): a key is a text, bytes, an int, a bool, or a tuple of these")
     return repr(key).encode(errors="surrogatepass")

@@ -27,7 +27,7 @@ class ActorFuture(LazyFuture[T]):
     while it awaits the future cancels the call.
     """
 
-    _payload: Any = None  # of an answer that nobody has read yet
+    _payload: Any = None  # of an answer that was not read yet
     _sent: Any = None  # the Call, while it is out
 
     def __init__(  # the base's has nothing to do
@@ -37,7 +37,7 @@ class ActorFuture(LazyFuture[T]):
         withdraw: Callable[[Any], None] | None = None,
     ) -> None:
         self._call = call  # calculator.add
-        self._loop = loop  # where answers arrive: whoever blocked there would wait for ever
+        self._loop = loop  # where answers arrive: to block there would last forever
         self._withdraw = withdraw  # takes a call back that was sent
 
     def __repr__(self) -> str:
@@ -60,7 +60,7 @@ class ActorFuture(LazyFuture[T]):
     def cancel(self) -> bool:
         """Wait for the call no more: True when it had not ended yet.
 
-        Whoever waits sees CancelledError at once. One that was not sent never will be; one that was is taken out of
+        Those that wait see CancelledError at once. One that was not sent never will be; one that was is taken out of
         the actor's mailbox, or, where it runs, told: an asynchronous method sees CancelledError, a synchronous one
         `ctx.cancelled`. So it may have run, or still run; its answer is dropped.
         """
@@ -78,10 +78,10 @@ class ActorFuture(LazyFuture[T]):
         return True
 
     def settle(self, ok: bool, payload: Any) -> None:
-        """Take the reply, unless it is over. It is read by whoever asks for it: their classes may be slow to import."""
+        """Take the reply, unless it is over. It is read by the thread that asks for it: its classes may be slow to import."""
         if ok:
             with state_lock:
-                if self._made is None and self._state == _RUNNING:  # as most: nobody waits yet
+                if self._made is None and self._state == _RUNNING:  # as most: no thread waits yet
                     self._payload, self._result, self._sent = payload, _UNREAD, None
                     self._state = _FINISHED
                     return

@@ -1,4 +1,4 @@
-"""A future that costs little as long as nobody waits for it."""
+"""A future that costs little as long as no thread waits for it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 T = TypeVar("T")
 
 _OVER = (CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED)
-# Held where a future without a condition changes its state, and where one gets its condition: so whoever has the
-# condition knows that nobody changes the state without it.
+# Held where a future without a condition changes its state, and where one gets its condition: so a thread that
+# has the condition knows that the state does not change without it.
 state_lock = threading.Lock()
 
 
 class LazyFuture(concurrent.futures.Future[T]):
     """As its base, with a condition made by the first who waits or adds a callback.
 
-    To make a condition takes most of the time that it takes to make a future, and many are answered before anybody asks.
+    To make a condition takes most of the time that it takes to make a future, and many are answered before a thread waits.
     """
 
     # Of each, until it is otherwise.
@@ -82,15 +82,15 @@ class LazyFuture(concurrent.futures.Future[T]):
             super().set_exception(exception)
 
     def _end_unseen(self, result: Any, exception: BaseException | None) -> bool:
-        """End it as long as nobody has asked for its condition; False when it has one, or is over."""
+        """End it as long as its condition was not asked for; False when it has one, or is over."""
         with state_lock:
             if self._made is not None or self._state in _OVER:
                 return False
             self._result, self._exception = result, exception
-            self._state = FINISHED  # last: whoever sees it takes the others
+            self._state = FINISHED  # last: a thread that sees it takes the others
             return True
 
     def cancel_at_once(self) -> None:
-        """Cancel it, and tell all who wait: there is nobody who would begin it. Nothing happens the second time."""
+        """Cancel it, and tell all who wait: nothing else would begin it. Nothing happens the second time."""
         if self.cancel() and self._state == CANCELLED:
             super().set_running_or_notify_cancel()

@@ -32,7 +32,7 @@ def iterated(items: Iterable[T]) -> Iterator[T]:
 
 
 class MapCalls:
-    """Calls for the items of one map: `max_out` at most that were made and whose result nobody has had yet."""
+    """Calls for the items of one map: `max_out` at most that were made and whose result was not taken yet."""
 
     def __init__(self, items: Iterable[Any], submit: Callable[[Any], ActorFuture[Any]], max_out: int) -> None:
         self._items: Iterator[Any] = iter(items)
@@ -56,11 +56,11 @@ class MapCalls:
 
     @property
     def is_over(self) -> bool:
-        """True when there are no more items and all results were had."""
+        """True when there are no more items and all results were taken."""
         return self._is_exhausted and not self._under_way
 
     def had(self, future: ActorFuture[Any]) -> None:
-        """Note that somebody has this result: there is room for another call."""
+        """Note that this result was taken: there is room for another call."""
         self._under_way.discard(future)
 
     def close(self) -> None:

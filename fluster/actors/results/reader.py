@@ -28,7 +28,7 @@ class _EndOfStream(Exception):  # noqa: N818 - no error; a StopIteration cannot 
 class ItemsTicket(ABC):
     """What takes the items of a call that is a stream."""
 
-    progress: Read  # of which the actor is told
+    progress: Read  # which is reported to the actor
 
     @abstractmethod
     def take(self, first: int, items: list[bytes]) -> bool:
@@ -154,7 +154,7 @@ class ActorStream(Generic[T]):
     """What a generator method of an actor yields: read it with `for`, or `async for`, one reader at a time.
 
     Its generator is at most a window ahead. It is closed at the actor when this is closed, left as a `with` block, or
-    not referred to any more. Beside what the generator raises, reading raises ActorDiedError and ConnectionLostError
+    no longer referred to. Beside what the generator raises, reading raises ActorDiedError and ConnectionLostError
     as soon as it is known that nothing more will come, and ActorTimeoutError when an item does not come within the
     call's timeout, which closes the stream.
     """
@@ -267,7 +267,7 @@ class ActorStream(Generic[T]):
     # ---- either -----------------------------------------------------------------------------------------
 
     def _outcome_of(self, fetched: concurrent.futures.Future[bytes]) -> bytes:
-        """The item. When it cannot be had, its size is not known, by which the actor is told how far it is read: it ends."""
+        """The item. When it cannot be had, its size is not known, by which the actor learns how far it is read: it ends."""
         if not fetched.done():
             fetched.cancel()
             raise self._reader.late()
@@ -293,7 +293,7 @@ def _nothing() -> None:
 
 def _setter(event: asyncio.Event, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
     def set_soon() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits there any more
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and nothing waits there
             loop.call_soon_threadsafe(event.set)
 
     return set_soon

@@ -89,7 +89,7 @@ class MessagesOut:
         return call
 
     def expects(self, number: int) -> bool:
-        """True for a message that may be answered yet, also where nobody waits for that any more."""
+        """True for a message that may be answered yet, also where the answer is no longer waited for."""
         return number in self._out or number in self._late
 
     def strike(self, number: int, message: MessageOut, endpoint_id: str, calls: Sequence[Call]) -> None:
@@ -135,7 +135,7 @@ class MessagesOut:
         ]
 
     def drop_payload(self, call: Call) -> None:
-        """The payload of a call is not needed any more, though the call is still out."""
+        """The payload of a call is no longer needed, though the call is still out."""
         self.bytes -= len(call.payload)
         call.payload = b""
 

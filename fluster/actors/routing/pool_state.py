@@ -15,7 +15,7 @@ from fluster.actors.protocol.policies import Policy
 class Overflow:
     """Calls that found mailboxes full. They wait in the order in which they were issued, and go out again as the actors answer.
 
-    Nobody tells when a mailbox has room. But each answer has made some: two calls may follow it, so their number
+    No message tells when a mailbox has room. But each answer has made some: two calls may follow it, so their number
     doubles until one is turned away again. Where no answers come, since other clients take the room, one call is sent
     now and then to see.
     """

@@ -4,7 +4,7 @@ A call is in one place at a time: it waits in its pool (whose members are not kn
 it is out in a numbered message, or it is over. The shell (caller.py) tells what happened; the router answers with
 messages to send and with calls that are over.
 
-The answer "nobody listens" means that a call was not delivered, so it goes to the next member at once. In the time
+The answer "no responders" means that a call was not delivered, so it goes to the next member at once. In the time
 after a reconnect it does not mean that a member is gone: it may be on its way back as well, and is tried again.
 """
 
@@ -76,7 +76,7 @@ class Router:
         return list(self._pools[name].choices)
 
     def on_known(self, name: str) -> None:
-        """All members of a pool have been told."""
+        """All members of a pool have been reported."""
         self._pools[name].known = True
 
     def resume(self, name: str) -> None:
@@ -87,7 +87,7 @@ class Router:
     def on_member(self, name: str, member: Member) -> list[Done]:
         """A member is new or has changed. What was sent to it before it lost its connection is over.
 
-        So is its part of a broadcast that was sent before it was back: that it missed one, nobody else tells.
+        So is its part of a broadcast that was sent before it was back: that it missed one is not reported otherwise.
         """
         pool = self._pools[name]
         pool.put_member(member)
@@ -160,7 +160,7 @@ class Router:
         return MessageOut(pool, member, now, {0: item})
 
     def choose_alone_all(self, broadcast: Broadcast, now: Moment) -> BroadcastOut | None:
-        """The same for a broadcast, whose members are told to it then."""
+        """The same for a broadcast, which gets its members then."""
         pool = self._pools.get(broadcast.pool)
         if broadcast.carry is None or pool is None or not pool.is_idle(None):
             return None
@@ -207,7 +207,7 @@ class Router:
         return self._messages.where(call)
 
     def is_wanted(self, number: int, endpoint_id: str, place: int) -> bool:
-        """True while somebody waits for that call."""
+        """True while that call is waited for."""
         message = self._messages.get(number)
         call = message.calls.get(message.key(endpoint_id, place)) if message is not None else None
         return call is not None and not call.over
@@ -215,7 +215,7 @@ class Router:
     # ---- on their way back ------------------------------------------------------------------------------
 
     def expects(self, number: int) -> bool:
-        """True for a message that was sent and may be answered: what comes for others is read by nobody."""
+        """True for a message that was sent and may be answered: what comes for others is not read."""
         return self._messages.expects(number)
 
     def recipient(self, number: int) -> Member | None:
@@ -228,7 +228,7 @@ class Router:
         return [failed(call, error) for call in self._messages.take_all(number).values()]
 
     def on_reply(self, number: int, endpoint_id: str, replies: list[WireReply]) -> list[Done | Part]:
-        """Calls that were answered, and parts of those that are streams. Answers that nobody waits for are dropped."""
+        """Calls that were answered, and parts of those that are streams. Answers that are not waited for are dropped."""
         message = self._messages.get(number)
         if message is None:
             return []
@@ -311,7 +311,7 @@ class Router:
         return [pool.name for pool in self._pools.values() if pool.paused]
 
     def on_timeout(self, call: Call) -> list[Cancel]:
-        """Nobody waits for this call any more; what to tell the actor that has it."""
+        """This call is no longer waited for. Returns what to tell the actor that has it."""
         cancels = self.withdraw([call])
         message = self._messages.get(call.number)
         if message is not None and call.number is not None:
@@ -322,7 +322,7 @@ class Router:
         """Calls that were cancelled, and what to tell the actors that have them.
 
         One that is out counts as such until it is answered: its actor may still be at it, and others are better off
-        elsewhere. Its Done is then of no concern to anybody.
+        elsewhere. Its Done is then ignored.
         """
         cancels: dict[str, Cancel] = {}  # {endpoint id: the message that is being filled}
         full: list[Cancel] = []

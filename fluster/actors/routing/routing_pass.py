@@ -71,7 +71,7 @@ class RoutingPass:
     def _take(self, pool: PoolState, item: Call | Broadcast) -> None:
         try:
             if item.over:
-                pass  # nobody waits for it any longer
+                pass  # it is no longer waited for
             elif isinstance(item, Broadcast):
                 self._place_broadcast(pool, item)
             else:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections import OrderedDict
 
 REMEMBERED = 64  # calls that were handled last, by whose ids those that come again are known
-REMEMBERED_BYTES = 4 << 20  # of them, as they stay in the stream for whoever serves next
+REMEMBERED_BYTES = 4 << 20  # of them, as they stay in the stream for the next instance
 
 
 class CallLog:
     """How far the calls are handled, and which of them came last.
 
-    It is told of every call that the stream still holds, in order, and so knows after a restart what it knew before:
+    It sees every call that the stream still holds, in order, and so knows after a restart what it knew before:
     what is remembered is never dropped from the stream.
     """
 
     def __init__(self, handled: int = 0) -> None:
-        self.handled = handled  # the sequence of the last call that is not to be run any more
+        self.handled = handled  # the sequence of the last call that is not to be run again
         self._sizes: OrderedDict[str, tuple[int, int]] = OrderedDict()  # {call id: (sequence, bytes)}, the oldest first
         self._bytes = 0
-        self._forgotten = 0  # since `droppable` was told last
+        self._forgotten = 0  # since `droppable` last returned some
 
     def is_new(self, sequence: int, call_id: str, size: int) -> bool:
         """Whether a call is to be run. One that is not counts as handled."""

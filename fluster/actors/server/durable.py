@@ -2,7 +2,7 @@
 
 What is kept of a durable actor are two rows. `handled` tells up to which call of the stream all are handled, with the
 answer to the last, `state` what was saved, and in which call. Both are written only at the revision that this instance
-wrote last; it begins by writing both, so whoever served before can write neither, and answers nothing any more, as the
+wrote last; it begins by writing both, so the instance that served before can write neither, and answers nothing from then on, as the
 row comes before the answer.
 """
 
@@ -51,7 +51,9 @@ Record = TypeVar("Record", HandledCalls, SavedState)
 MAX_STATE_BYTES = 4 << 20
 _MAX_KEPT_BYTES = 256 << 10  # of an answer; a larger one is put among the objects first
 _PAUSE_S, _MAX_LAG_S = 0.05, 5.0
-_REPLIES = f"{subjects.inbox_prefix('stored')}."  # stands for the inbox of a stored call's caller; nobody hears there
+_REPLIES = (
+    f"{subjects.inbox_prefix('stored')}."  # stands for the inbox of a stored call's caller; nothing is subscribed to it
+)
 
 
 class _Running:
@@ -100,7 +102,7 @@ class DurableActor:
         self._state = SavedState(instance=instance)
         self._log = CallLog()
         self._unanswered: int | None = None  # the call that was saved in, but has no answer
-        self._stored = 0  # the sequence of the newest call that the stream has told of
+        self._stored = 0  # the sequence of the newest call in the stream, as last announced
         self._lags_until = 0.0  # until when a replica of the stream that is asked may not have it
         self._running: _Running | None = None
         self._saving = asyncio.Lock()
@@ -207,7 +209,7 @@ class DurableActor:
         return start
 
     async def _handle(self, call: StoredCall, actor: HostedActor, seat: Seat) -> bool:
-        """Have a call be handled, unless it was before; False when it is left to whoever serves next."""
+        """Have a call be handled, unless it was before; False when it is left to the next instance."""
         if self._unanswered == call.sequence:
             self._tell_lost(call)
         if not self._log.is_new(call.sequence, call.call_id, len(call.data)):
@@ -305,7 +307,7 @@ class DurableActor:
             self._outbox.add(reply)
         elif (running := self._running) is not None and reply.subject == running.reply:
             self._settle(running, reply)
-        # Else it comes too late: that call is left to whoever serves next.
+        # Else it comes too late: that call is left to the next instance.
 
     def on_not_run(self, reply: str) -> bool:
         """A call was turned away; False when it is none of those that are stored."""
@@ -338,7 +340,7 @@ class DurableActor:
 
     async def _save(self, data: bytes, reply: str) -> None:
         async with self._saving:
-            # Also of a call whose end is not waited for any more: what it did is in the state, so it must not be run again.
+            # Also of a call whose end is no longer waited for: what it did is in the state, so it must not be run again.
             saved_by = int(subjects.last_token(reply)) if reply.startswith(_REPLIES) else 0
             sequence = max(saved_by, self._state.sequence)
             state = SavedState(instance=self._instance, data=data, sequence=sequence)

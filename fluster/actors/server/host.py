@@ -72,7 +72,7 @@ class Served:
     subscriptions: list[Interest] = field(default_factory=list)
     lane: ActorLane | None = None  # on which calls come, where it is not the connection of all
     renewals: asyncio.Task[None] | None = None
-    lost_at: frames.Moment | None = None  # when the connection was lost on which calls come, until pools are told
+    lost_at: frames.Moment | None = None  # when the connection was lost on which calls come, until pools know it
 
     def note(self, **notes: str) -> None:
         """Tell pools something, from the next registration on."""
@@ -97,7 +97,7 @@ class Host:
         self._bus.on_reconnect(self._on_reconnect)
 
     def endpoint(self, name: str, endpoint_id: EndpointId, actor: HostedActor, metadata: Mapping[str, str]) -> Endpoint:
-        """What the registry will tell of an actor."""
+        """What the registry will have about an actor."""
         address = subjects.actor_member(self._cluster.namespace, name, endpoint_id)
         methods = actor.methods.values()
         told = {
@@ -149,7 +149,7 @@ class Host:
             await durable.take_over()
 
     async def _unregister(self, name: str, endpoint_id: str) -> None:
-        """Have nobody wait for an instance that was superseded. It may be stopped, and not tell by itself."""
+        """Have no call wait for an instance that was superseded. It may be stopped, and not tell by itself."""
         try:
             for endpoint in await self._cluster.registry.lookup(name):
                 if endpoint.endpoint_id == endpoint_id:
@@ -163,7 +163,7 @@ class Host:
             await served.actor.seat.release()
 
     async def open(self, served: Served) -> None:
-        """Take calls: listen first, then be known, so that whoever finds the actor reaches it."""
+        """Take calls: listen first, then be known, so that a caller that finds the actor reaches it."""
         served.lane = await self._lane_for(served)
         try:
             await self._listen(served)
@@ -273,7 +273,7 @@ class Host:
         """Tell pools that a connection was lost, once calls reach the actor again: who hears of it may call at once."""
         await (self._bus.flush() if served.lane is None else served.lane.seen())
         if served.lane is not None and not served.lane.connected:
-            return  # it is told when the lane is back
+            return  # it is reported when the lane is back
         if served.lost_at is not None:
             away = {DISCONNECTED_AT: served.lost_at, RECONNECTED_AT: frames.now()}
             served.note(**{note: json.dumps(moment) for note, moment in away.items()})
@@ -303,10 +303,10 @@ class Host:
         try:
             self._loop.call_soon_threadsafe(register)
         except RuntimeError:
-            log.debug("the connection was closed, and %s is not looked for any more", served.endpoint.name)
+            log.debug("the connection was closed, and %s is no longer looked for", served.endpoint.name)
 
     async def withdraw(self, served: Served) -> None:
-        """Take an actor that was given up out of its pool; whoever waits for it is told why."""
+        """Take an actor that was given up out of its pool; calls that wait for it end with the reason."""
         if served in self._open:
             self._open.remove(served)
             await self._close(served, LAST_CALLS_S)
@@ -370,7 +370,7 @@ async def _results_taken() -> None:
 
 
 def _announcement(served: Served, namespace: str) -> Announcement:
-    """What plain NATS tools are told about an actor."""
+    """What plain NATS tools see of an actor."""
     endpoint, kind = served.endpoint, served.actor.kind
     return Announcement(
         endpoint.name,
@@ -388,7 +388,7 @@ def _announcement(served: Served, namespace: str) -> Announcement:
             for method in served.actor.methods.values()
         ]
         + [
-            # No subject, as nobody can ask for it: it is listed for its counts.
+            # No subject, as it cannot be asked for: it is listed for its counts.
             ServedEndpoint(name=timer.key, subject="", metadata={"every": f"{timer.every.seconds:g} s"})
             for timer in served.actor.timers
         ],

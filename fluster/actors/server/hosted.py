@@ -227,7 +227,7 @@ class HostedActor:
 
     def _made_cancellable(self, job: Job) -> Job:
         cancellation = Cancellation()
-        if job.reply:  # else there is no name by which it could be cancelled
+        if job.reply:  # else it has no name by which it could be cancelled
             self._cancellations[job.reply, job.place] = cancellation
         return dataclasses.replace(job, cancellation=cancellation)
 
@@ -262,7 +262,7 @@ class HostedActor:
         return self._groups[timer.info.concurrency_group].mailbox.put(job, len(_NO_ARGUMENTS))
 
     async def drain(self, timeout_s: float) -> None:
-        """Finish what is in the mailbox, then end the threads. After `timeout_s` what waits is told that it was not run."""
+        """Finish what is in the mailbox, then end the threads. After `timeout_s` what waits is answered with the error that it was not run."""
         for timer in self.timers:
             timer.stop()
         try:
@@ -392,7 +392,7 @@ class HostedActor:
         return (args, kwargs) if method is None else method.arguments(args, kwargs)
 
     def describe(self, method: str) -> Mapping[str, str]:
-        """What the services API tells of a method to who speaks JSON."""
+        """The description of a method in the services API, for callers that use JSON."""
         return self._json_methods[method].metadata
 
     @functools.cached_property
@@ -415,7 +415,7 @@ class HostedActor:
             error = superseded  # the answer is another's to give
         counts = self.counts.get(job.method)
         if counts is not None:
-            counts.requests += 1  # before an error is counted: nobody shall see more of these
+            counts.requests += 1  # before an error is counted: a reader must not see more errors than requests
         cancellation = job.cancellation
         if cancellation is not None and cancellation.cancelled:
             self._replies.send_cancelled(job)
@@ -434,7 +434,7 @@ class HostedActor:
             self._leave(job, group, error)
 
     def _forget(self, job: Job) -> None:
-        """It cannot be cancelled any more."""
+        """It can no longer be cancelled."""
         self._cancellations.pop((job.reply, job.place), None)
 
     @staticmethod

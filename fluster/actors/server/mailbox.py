@@ -22,13 +22,13 @@ class TokenQueue(Protocol):
 
 
 class Mailbox(Generic[T]):
-    """Filled by one thread, emptied by one or several. An item counts until `done` is told of it."""
+    """Filled by one thread, emptied by one or several. An item counts until `done` is called for it."""
 
     def __init__(self, *, max_items: int, max_bytes: int) -> None:
         self._max_items = max_items
         self._max_bytes = max_bytes
         self._waiting: OrderedDict[Hashable, T] = OrderedDict()
-        self._tokens: TokenQueue = SimpleQueue[bool]()  # True for each that waits, False for each taker who shall end
+        self._tokens: TokenQueue = SimpleQueue[bool]()  # True for each that waits, False for each taker that is to end
         self._lock = threading.Lock()
         self._items = 0
         self._bytes = 0
@@ -164,7 +164,7 @@ class ConcurrencyGroup(Generic[T]):
             if item is None:
                 return
             self._run(item, self)
-            del item  # it may hold what somebody waits to be let go
+            del item  # it may hold the last reference to an object whose release is waited for
 
     def _done_in_slot(self, size: int) -> None:
         """An item of that size was dealt with."""
@@ -183,7 +183,7 @@ class ConcurrencyGroup(Generic[T]):
         idle = asyncio.Event()
 
         def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # what ran outlived the loop, and with it whoever waited
+            with contextlib.suppress(RuntimeError):  # what ran outlived the loop, and with it those that waited
                 loop.call_soon_threadsafe(idle.set)
 
         self.mailbox.when_idle(tell)

@@ -85,7 +85,7 @@ class Outbox:
         except ClosedError:
             log.info("the connection was closed before all was answered")
         finally:
-            self._ready.clear()  # nobody takes them any more
+            self._ready.clear()  # they are no longer taken
             self._empty.set()
 
     async def wait_empty(self) -> None:
@@ -129,7 +129,7 @@ class Outbox:
                 await self._bus.publish(subject, data, headers=headers)
                 return
             except DisconnectedError:
-                # The loss is found here a moment before the bus is told of it; without a pause it never would be.
+                # The loss is found here a moment before the bus notices it; without a pause it never would be.
                 await asyncio.sleep(_PAUSE_S)
                 await self._bus.wait_connected()
             except ClosedError:

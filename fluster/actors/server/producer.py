@@ -64,7 +64,7 @@ class Producer:
         self.place: int = call.place
         self.method: str = call.method
         self.error: BaseException | None = None  # with which it ended
-        self._heard_of = True  # its reader, since somebody last asked
+        self._heard_of = True  # its reader, since this was last asked
         self._items = items
         self._produced = Produced(window)
         self.on_end = on_end
@@ -115,7 +115,7 @@ class Producer:
             self._async.interrupt()
 
     def cancel(self) -> None:
-        """Nobody reads any more."""
+        """The reader is gone."""
         self._cancellation.cancel()
 
     # ---- in a burst -------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class _AsyncBursts:
         try:
             await self._read(generator)
         except BaseException as error:
-            frame = error.__traceback__  # of this function; whoever sends it on leaves out one of ours only
+            frame = error.__traceback__  # of this function; the sender of the error leaves out one frame of ours only
             producer.error = error.with_traceback(frame.tb_next if frame is not None else None)
             await _aclose_after_error(generator)
         finally:

@@ -1,4 +1,4 @@
-"""What the callers of an actor in this process are told."""
+"""Replies to the callers of an actor in this process."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Job:
     timer: Timer | None = None  # whose run it is
     trace: Carrier | None = None  # that its caller is in
     span: ServedSpan | None = None
-    cancellation: Cancellation | None = None  # of methods that can be told while they run
+    cancellation: Cancellation | None = None  # of methods that can notice it while they run
 
 
 class Replies:
-    """Results and failures of jobs, to whoever waits for them. Those that JSON carries have `max_json` bytes at most.
+    """Sends the results and failures of jobs to their callers. Those that JSON carries have `max_json` bytes at most.
 
     `counts` learns of failures; {method: its counts}.
     """
@@ -108,7 +108,7 @@ class Replies:
         return RETRY if info is not None and isinstance(error, info.retry_exceptions) else ""
 
     def send_cancelled(self, job: Job) -> None:
-        """Tell the caller that it is over: what came of it nobody wants to know."""
+        """Tell the caller that it is over: its result is not wanted."""
         if job.is_json:
             body = codec.encode_json_error("CancelledError", "the call was cancelled by its caller")
             self.outbox.add(Reply(job.reply, "", 0, ok=False, payload=body))

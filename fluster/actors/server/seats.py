@@ -1,6 +1,6 @@
 """The seat of an actor that has one live instance: taken and kept by writing it again and again.
 
-Who may, and for how long, is decided by `fluster_bus.storage.leadership`. Nobody writes a seat but at the revision that he saw
+Who may, and for how long, is decided by `fluster_bus.storage.leadership`. An instance writes a seat only at the revision that it saw
 last, so of several that try one succeeds.
 """
 
@@ -73,7 +73,7 @@ class Seat:
     # ---- taking and keeping it --------------------------------------------------------------------------
 
     async def take(self, on_lost: Callable[[SupersededError], None]) -> None:
-        """Return when the seat is its own, and keep it from then on; `on_lost` is told when somebody else has it.
+        """Return when the seat is its own, and keep it from then on; `on_lost` is called when another instance has it.
 
         One whose holder is silent for its lease is taken then. Raises ActorNameTakenError as soon as the holder is seen
         alive, ClosedError, and CredentialsError or StreamNotFoundError where the cluster has no place for seats.
@@ -136,7 +136,7 @@ class Seat:
             self._other = seat
 
     def _on_unreadable(self, revision: int) -> None:
-        """What was written there is no seat, so it belongs to no instance: else it would hold the name for ever."""
+        """What was written there is not a seat, so it belongs to no instance: else it would hold the name forever."""
         self._other = None
         self._view.on_free(revision, now=self._clock())
         self._tell()
@@ -149,7 +149,7 @@ class Seat:
         changed.set()
 
     async def _step(self) -> None:
-        """Write the seat when that is due, else wait until it is, or until somebody else wrote it."""
+        """Write the seat when that is due, else wait until it is, or until another instance wrote it."""
         pause_s = self._view.pause_s(self._clock())
         if pause_s > 0:
             try:
@@ -190,7 +190,7 @@ class Seat:
                 await self._step()
         except ClosedError:
             return
-        except Exception:  # whoever cannot keep it must not go on as if it did
+        except Exception:  # an instance that cannot keep it must not go on as if it did
             log.exception("the seat of %s cannot be kept", self._name)
         self._over = self._superseded()
         self._tell()
@@ -210,18 +210,18 @@ class Seat:
 
     @property
     def is_sure(self) -> bool:
-        """True while nobody else can have taken it. From any thread."""
+        """True while no other instance can have taken it. From any thread."""
         return self._view.is_sure(self._clock())
 
     async def wait_sure(self) -> None:
-        """Return when nobody else can have taken it. Raises SupersededError when somebody has."""
+        """Return when no other instance can have taken it. Raises SupersededError when one has."""
         while not self.is_sure:
             if self._over is not None:
                 raise self._over
             await self._changed.wait()
 
     def fence(self) -> SupersededError | None:
-        """None when nobody else can have taken the seat, which may have to be found out first. For other threads."""
+        """None when no other instance can have taken the seat, which may have to be found out first. For other threads."""
         if self.is_sure:
             return None
         try:

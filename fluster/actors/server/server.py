@@ -67,7 +67,7 @@ class ActorServer:
     ) -> EndpointId:
         """Serve `instance` under `name`, as one more member of that pool; the id of its endpoint.
 
-        It takes calls from `serve` on, at once when this server serves already. `metadata` is shown to whoever
+        It takes calls from `serve` on, at once when this server serves already. `metadata` is shown to those who
         looks at the pool's members. `factory` makes another instance when this one fails, as often as the class's
         max_restarts allows; without it a failed actor is given up. `initializer` is called first on each thread that runs its
         methods, before arguments are unpickled there.
@@ -153,7 +153,7 @@ class ActorServer:
         has taken the place of one, and as `serve_background` does. Signals are heard in the main thread only.
         """
         in_main_thread = threading.current_thread() is threading.main_thread()
-        # Before anybody can know of the actors, and tell them to end.
+        # Before others can know of the actors, and tell them to end.
         previous = signal.signal(signal.SIGTERM, lambda *_: self._ends.put(None)) if in_main_thread else None
         serving = False
         try:
@@ -172,7 +172,7 @@ class ActorServer:
     def shutdown(self, timeout: float = SHUTDOWN_TIMEOUT_S) -> None:
         """Take no more calls, finish those that have arrived, and leave the pools. Nothing happens the second time.
 
-        After `timeout` seconds, calls that still wait are told that they were not run, and those that run are left
+        After `timeout` seconds, calls that still wait end with the error that they were not run, and those that run are left
         without an answer.
         """
         with self._lock:

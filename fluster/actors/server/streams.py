@@ -1,4 +1,4 @@
-"""The generators that run in an actor, and what their readers tell of them."""
+"""The generators that run in an actor, and the reports of their readers."""
 
 from __future__ import annotations
 
