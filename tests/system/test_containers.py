@@ -236,7 +236,7 @@ async def test_commands_and_images_that_do_not_fit_say_so(docker_site: Site, eng
     expected = [
         "command 'no-such-command' cannot be run in image",
         "command '/etc/passwd' cannot be run in image",
-        "there is no image 'no/such:image' any more",
+        "image 'no/such:image' is not here",
         "has no python3 to run a callable with",
         f"PythonMismatchError: image '{engine.other_python_image}' has Python 3.11",
         "inimum memory limit",

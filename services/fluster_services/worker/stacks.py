@@ -171,7 +171,7 @@ async def _bounded(stream: asyncio.StreamReader) -> bytes:
 def _command(pid: int) -> str:
     try:
         words: Iterable[bytes] = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or this is no Linux
+    except OSError:  # it has ended, or this is another system than Linux
         return ""
     return _short(b" ".join(words).decode(errors="replace").strip())
 

@@ -34,7 +34,7 @@ from fluster_services.worker.attempts.attempts import Attempts
 from fluster_services.worker.attempts.claims import Claims
 from fluster_services.worker.attempts.following import discard
 from fluster_services.worker.attempts.ledger import Ledger
-from fluster_services.worker.attempts.offers import Offers
+from fluster_services.worker.attempts.offers import OfferResponder
 from fluster_services.worker.attempts.pumps import ProgressPump
 from fluster_services.worker.attempts.run_requests import RunRequests
 from fluster_services.worker.contract.config import WorkerConfig
@@ -101,7 +101,7 @@ class Worker:
             change=self._on_wellness,
             images=images,
         )
-        self._offers = Offers(
+        self._offers = OfferResponder(
             bus,
             config.worker_id,
             claims=self._claims,
@@ -223,7 +223,7 @@ class Worker:
             await self._be_offered()
 
     def _follow_folder(self) -> NewNamespaces | None:
-        """What has it serve namespaces whose jobs' credentials come later; None where there is no folder for them."""
+        """Looks for credentials of jobs that come later, to serve their namespaces; None without a folder for them."""
         folder, address = self._config.job_credentials_dir, self._config.address
         if folder is None:
             return None
@@ -322,7 +322,7 @@ class Worker:
         await self._offers.cover_when_possible()
 
     async def _on_wellness(self) -> None:
-        """The worker has become unfit to run anything, or fit again: first nothing comes any more, then all are told."""
+        """The worker has become unfit to run anything, or fit again: first offers stop, then the table of workers says so."""
         self._presence.set_trouble(self._attempts.wellness.trouble)
         if self._offers.is_open:
             await self._offers.cover_when_possible()
@@ -383,7 +383,7 @@ class Worker:
         for row in await self._claims.held():
             key = buckets.attempt_key(row.value.namespace, row.value.job_id, row.value.task, row.value.attempt)
             if key not in self._ledger:
-                self._spawn(self._attempts.give_up(row, f"worker {self._worker_id} does not have it any more"))
+                self._spawn(self._attempts.give_up(row, f"worker {self._worker_id} has lost it"))
 
     # ---- coming back ------------------------------------------------------------------------------------
 

@@ -161,13 +161,13 @@ class Attempts:
         await self._claims.end(row, JobStatus.WORKER_FAILED, why)
 
     def drop(self, key: str) -> None:
-        """Stop an attempt that has no record any more."""
+        """Stop an attempt whose record was deleted."""
         self._starter.stop(key)
         if key in self.running:
-            self.running[key].kill(0.0, "it has no record any more")
+            self.running[key].kill(0.0, "its record was deleted")
 
     def obey(self, record: TaskRecord) -> None:
-        """Stop what the record says is to be stopped: a wish, or an attempt that is not the newest any more."""
+        """Stop what the record says is to be stopped: a wish, or an attempt that has a successor."""
         grace_s = 0.0 if record.kill_at_once else self._timing.kill_grace_s
         for number in range(1, record.attempt + 1):
             key = buckets.attempt_key(record.namespace, record.job_id, record.task, number)

@@ -83,7 +83,7 @@ class Claims:
         return row.value if row is not None else None
 
     async def patiently(self, read: Callable[[], Awaitable[Row[TaskRecord] | None]]) -> Row[TaskRecord] | None:
-        """What `read` tells of a record, once the bus lets it be read; None as well for one that nobody can read."""
+        """What `read` returns of a record, once the bus lets it be read; None as well for one that cannot be read."""
         while True:
             try:
                 return await read()
@@ -96,7 +96,7 @@ class Claims:
                 await asyncio.sleep(_UNREADABLE_PAUSE_S)
 
     async def claim(self, row: Row[TaskRecord], offer: Offer) -> Row[TaskRecord] | None:
-        """Take the task that was offered; None when it is not to be had any more.
+        """Take the task that was offered; None when it is no longer available.
 
         Raises BusError when it is not known whether that succeeded: the record tells, once it can be read.
         """
@@ -117,7 +117,7 @@ class Claims:
         return Row(row.key, claimed, revision)
 
     async def settle(self, offer: Offer) -> Row[TaskRecord] | None:
-        """The task's record when it is this worker's, after a claim of which nobody knows whether it succeeded.
+        """The task's record when it is this worker's, after a claim that may have succeeded or not.
 
         To look is not enough: what was sent may still be on its way to the record. So it is claimed once more. Of the two
         only one can succeed, and None says that neither has or will. Raises BusError when that is not known either.
@@ -145,7 +145,7 @@ class Claims:
         *,
         briefly: Callable[[TaskRecord, BusError], TaskRecord | None] | None = None,
     ) -> Row[TaskRecord] | None:
-        """The record as `decide` changes it, written; None when it does not apply any more.
+        """The record as `decide` changes it, written; None when it no longer applies.
 
         Does not give up while the bus is away: an end that happened must be told. What can never be stored is not tried
         again: it is told as `briefly` has it, where that is given.
@@ -250,7 +250,7 @@ class Claims:
         return running or row
 
     async def make_ready(self, row: Row[TaskRecord], *, gang_address: str | None) -> bool:
-        """Write that the hold of `row` could start; False when it is not this worker's any more."""
+        """Write that the hold of `row` could start; False when it is no longer this worker's."""
         attempt = row.value.attempt
         ready = await self.change(
             row,
@@ -309,7 +309,7 @@ def _told_with(
 
 
 async def is_gone(bus: Bus, namespace: str) -> bool:
-    """True when the controller says that the cluster has no such namespace; False when it has, or nobody says."""
+    """True when the controller says that the cluster has no such namespace; False when it has, or does not answer."""
     try:
         await bus.ask(
             subjects.ensure_namespace(namespace), NamespaceRequest(wire=SPOKEN), NamespaceReply, timeout_s=_ASKED_S

@@ -62,7 +62,7 @@ class Follower:
         started_at = time.time()
         row, outcome = await self._followed(row, key, running, started_at, adopted=adopted)
         self._on_over(key)
-        # Joined before the end is written: whoever reads the end and offers the next task finds somebody listening.
+        # Joined before the end is written: a controller that reads the end and offers the next task finds this worker listening.
         await asyncio.gather(self._remove_endpoints(row.value, outcome.reason), self._give_back(key))
         result = await publish_result(self._bus, row.value, running, outcome.result)
         if not await self._claims.end(
@@ -79,7 +79,7 @@ class Follower:
             filled_disk=outcome.filled_disk,
             image=_used_image(running),
         ):
-            log.info("%s ended as %s, and is not this worker's any more", key, outcome.state)
+            log.info("%s ended as %s, and is no longer this worker's", key, outcome.state)
         await forget(running)
 
     async def _followed(
@@ -126,7 +126,7 @@ class Follower:
         except TimeoutError:
             pass
         row = await self._claims.run(row, started_at=started_at, image=image)
-        if row.value.state is JobStatus.BUILDING:  # it could not be written: the task was given to somebody else
+        if row.value.state is JobStatus.BUILDING:  # it could not be written: the task was given to another worker
             record = row.value
             latest = await self._claims.patiently(
                 lambda: self._claims.look(record.namespace, record.job_id, record.task)

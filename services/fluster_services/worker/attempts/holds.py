@@ -52,7 +52,7 @@ class Holds:
 
     def open(self, key: str, record: TaskRecord, *, on_off: Callable[[], object]) -> None:
         """Begin to watch what is decided about a claim; `on_off` is called when that is off."""
-        self.on_heard()  # somebody has just offered it
+        self.on_heard()  # a controller has just offered it
         deciding = self._deciding[key] = asyncio.create_task(self._decision(record))
 
         def on_decided(decided: asyncio.Task[Decision]) -> None:
@@ -75,7 +75,7 @@ class Holds:
     async def wait_go(self, key: str, row: Row[TaskRecord]) -> Decision:
         """The job's record once it says go, None once the hold is off. Tells everybody that this one is ready.
 
-        The first task's port is bound until then, so that nobody else is given it meanwhile.
+        The first task's port is bound until then, so that no other process is given it meanwhile.
         """
         record = row.value
         with ExitStack() as stack:
@@ -89,7 +89,7 @@ class Holds:
             return await asyncio.shield(self._deciding[key])
 
     async def give_up(self, row: Row[TaskRecord], reason: str) -> bool:
-        """Release a hold that this worker cannot keep; False when it was said go, and so is no hold any more."""
+        """Release a hold that this worker cannot keep; False when the job's record said go first."""
         if await self._call_off(row.value) is not None:
             return False
         await self._claims.release(row, f"released: {reason}")
@@ -125,7 +125,7 @@ class Holds:
         raise AssertionError("a watch does not end")
 
     async def _call_off(self, record: TaskRecord) -> Decision:
-        """None once the epoch is off; the job's record when somebody said go first."""
+        """None once the epoch is off; the job's record when it said go first."""
         table = self._jobs[record.namespace]
         while True:
             try:

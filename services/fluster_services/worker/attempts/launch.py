@@ -42,7 +42,7 @@ class Launcher:
     inherits_devices: bool = False  # a task that asks for none sees what its environment says
 
     def prepare(self) -> None:
-        """Write each namespace's credentials where its tasks, and nobody else, find them."""
+        """Write each namespace's credentials where only its tasks find them."""
         self.credentials_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         for namespace, address in self.credentials.items():
             file = self._credentials_file(namespace)
@@ -65,7 +65,7 @@ class Launcher:
         return {variable: ",".join(devices), **order}
 
     def _folder(self, request: JobRequest, prepared: Prepared) -> tuple[str | None, str]:
-        """Where a task runs that has no copy of a workspace, None for a folder of its own; and what it is told about that."""
+        """Where a task runs that has no copy of a workspace, None for a folder of its own; and the notice about that."""
         usual = str(self.working_dir) if self.working_dir is not None else None
         if request.environment.cwd is not None:
             return request.environment.cwd, ""
@@ -90,7 +90,7 @@ class Launcher:
     def spec(
         self, task: TaskRecord, job: JobRecord, prepared: Prepared, devices: Sequence[str] = ()
     ) -> tuple[LaunchSpec, bytes | None]:
-        """What is to be started, and the pickled callable when it is no command. Raises OSError without free ports."""
+        """What is to be started, and the pickled callable unless it is a command. Raises OSError without free ports."""
         request = job.request
         command = request.entrypoint.command
         identity = TaskIdentity(

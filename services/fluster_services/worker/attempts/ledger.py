@@ -85,7 +85,7 @@ class Ledger:
         return False
 
     def why_full(self, need: Capacity) -> str | None:
-        """Why there is no room for `need`; None while there is."""
+        """Why `need` does not fit now; None when it does."""
         if fits(need, self.free):
             return None
         if self.free.tasks == 0:
@@ -116,7 +116,7 @@ class Ledger:
         )
 
     def devices(self, attempt: str) -> tuple[str, ...]:
-        """The ids of the devices that an attempt has, and nobody else."""
+        """The ids of the devices that only this attempt has."""
         return self._devices.get(attempt, ())
 
     def release(self, attempt: str) -> bool:

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _LAG_S = 0.1
 
 
-class Offers:
+class OfferResponder:
     """Takes tasks that are offered: reserves capacity, then claims.
 
     `start` sees what was claimed to its end, `give_back` frees its capacity, `trouble` tells why the worker takes nothing.
@@ -240,7 +240,7 @@ class ClassOffers:
                     )
                 if joining:
                     await self._bus.flush()
-            finally:  # also when the connection was lost: a subscription that nobody remembers would come back with it
+            finally:  # also when the connection was lost: a forgotten subscription would come back with it
                 await asyncio.gather(*(subscription.drain() for subscription in leaving))
 
 

@@ -305,7 +305,7 @@ class ProgressPump:
 async def publish_result(
     bus: Bus, record: TaskRecord, running: RunningTask, result: TaskResult | None
 ) -> TaskResult | None:
-    """What the task's record shall tell of its result, once that is stored. Waits for the bus when it is away.
+    """What the task's record says about its result, once that is stored. Waits for the bus when it is away.
 
     It is stored before the record says so; a worker that dies between leaves it to its successor, who does it again.
     """

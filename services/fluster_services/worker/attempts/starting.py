@@ -50,7 +50,7 @@ def leaving_before_the_end(worker_id: WorkerId) -> str:
 
 
 class Starter:
-    """Starts what was claimed. `give_back` frees an attempt's capacity, `note_array` is told which element of an array it is.
+    """Starts what was claimed. `give_back` frees an attempt's capacity, `note_array` is called with its element of an array.
 
     An attempt that is not to start is ended in its record: `why_unstarted` says how, given the error and a function that
     returns when what was made for the attempt is gone again.
@@ -183,17 +183,17 @@ class Starter:
     ) -> tuple[Row[TaskRecord], RunningTask] | None:
         """The attempt that was started, and its record by then; None when it did not start, and its end is written.
 
-        Raises TemplateDiedError when nothing can be started any more.
+        Raises TemplateDiedError when nothing more can be started.
         """
         self._fence_since[key] = self._presence.heard_at
         record = row.value
         if record.gang:
             self._holds.open(key, record, on_off=lambda: self.stop(key))
         try:
-            if job is None or job.order != record.order:  # of whoever had the id before, from a replica that lags
+            if job is None or job.order != record.order:  # of an earlier job with that id, from a replica that lags
                 job = await self._claims.job(record.namespace, record.job_id)
             if job is None or job.order != record.order:
-                raise LaunchError(f"job {record.job_id} has no record any more")
+                raise LaunchError(f"job {record.job_id} was deleted")
             self._note_array(key, job.request.array.ids[record.task] if job.request.array is not None else None)
             found = await self._prepared(row, job, key)
             if found is None:
@@ -210,7 +210,7 @@ class Starter:
                 spec = dataclasses.replace(spec, fence_at=since + spec.fence_after_s)
             running = await self._runtime.start(spec, payload)
         except TemplateDiedError:
-            # Nothing can be started here any more: a new worker process, with a new template, adopts what runs.
+            # Nothing more can be started here: a new worker process, with a new template, adopts what runs.
             reason = "its worker has to be started again"
             await self._end_unstarted(row, key, Outcome(JobStatus.WORKER_FAILED, reason, is_spared=True))
             raise
@@ -220,7 +220,7 @@ class Starter:
             await self._end_unstarted(row, key, Outcome(JobStatus.WORKER_FAILED, reason))
             return None
         except Exception as error:
-            # One task that nobody thought of must not take the worker down, again at each of its attempts.
+            # A task with an unforeseen error must not take the worker down, again at each of its attempts.
             is_known = isinstance(error, (LaunchError, OSError))
             log.warning("%s could not be started: %s", key, error, exc_info=None if is_known else error)
             outcome = await self._why_unstarted(error, self._preparation.settled)
@@ -231,7 +231,7 @@ class Starter:
     async def _prepared(
         self, row: Row[TaskRecord], job: JobRecord, key: str
     ) -> tuple[Row[TaskRecord], Prepared] | None:
-        """What the attempt needs, and its record after that; None when it is not wanted any more, and that is settled."""
+        """What the attempt needs, and its record after that; None when it is no longer wanted, and that is settled."""
         record = row.value
         while True:
             began_at = time.monotonic()
@@ -249,8 +249,8 @@ class Starter:
                 return latest, prepared
 
     async def _still_wanted(self, row: Row[TaskRecord], key: str) -> Row[TaskRecord] | None:
-        """The record after something that took its time, in which the task may have been given to somebody else, or
-        stopped; None when it is not wanted any more, and that is settled.
+        """The record after something that took its time, in which the task may have been given to another worker, or
+        stopped; None when it is no longer wanted, and that is settled.
         """
         record = row.value
         await self._presence.wait_heard()

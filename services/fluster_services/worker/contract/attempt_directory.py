@@ -1,9 +1,9 @@
 """The directory of one attempt: what is to run, and how it ended. It is all that a worker's restart has to go by.
 
-<state>/<name>.<random>.new   being prepared; whoever finds it after a crash may delete it: nothing was started
+<state>/<name>.<random>.new   being prepared; found after a crash it may be deleted: nothing was started
 <state>/<name>/               a keeper was started for it
     spec.json                 the LaunchSpec
-    payload.pickle            the pickled (function, args, kwargs), if it is no command
+    payload.pickle            the pickled (function, args, kwargs), unless it is a command
     s                         the keeper's socket
     keeper.jsonl              what its keeper has to say of it: {"started": who runs there}, and {"exited": ExitRecord} once all is over
     log                       the output (spool.py)
@@ -137,7 +137,7 @@ class LaunchSpec:
     mounts: dict[str, str] = field(default_factory=dict)  # {path in its container: path here} of those asked for
     container: Container | None = None  # that it runs in
     array_id: int | None = None  # of a task of an array
-    keep_s: float = 3600.0  # how long the keeper waits for somebody to ask how it ended
+    keep_s: float = 3600.0  # how long the keeper waits for a worker to ask how it ended
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -220,7 +220,7 @@ def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
 
 
 def read_json(path: str | Path, max_bytes: int = -1) -> dict[str, Any] | None:
-    """Return what `write_json` wrote there; None if there is nothing, or it is no JSON object, as a power cut may leave it.
+    """Return what `write_json` wrote there; None if there is nothing, or anything but a JSON object, as a power cut may leave it.
 
     No more than `max_bytes` are read, unless that is -1.
     """

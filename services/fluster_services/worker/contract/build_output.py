@@ -48,7 +48,7 @@ class BuildOutput:
         self.doing, self._of_command = other.doing, other._of_command
 
     def since(self, number: int) -> tuple[list[Line], int]:
-        """The lines after the first `number`, and how many of those are not kept any more."""
+        """The lines after the first `number`, and how many of those were dropped."""
         new = self.said - number
         kept = list(self.lines)[max(0, len(self.lines) - new) :]
         return kept, new - len(kept)

@@ -1,4 +1,4 @@
-"""What one worker is told when it is started."""
+"""The settings of one worker, and of its containers."""
 
 from __future__ import annotations
 

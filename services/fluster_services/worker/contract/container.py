@@ -46,7 +46,7 @@ class Container:
     name: str
     body: dict[str, Any]  # of the request that has it made
     files: dict[str, str] = field(default_factory=dict)  # {name in the task's folder: the file that is copied there}
-    owner: list[int] | None = None  # user and group who get the task's folder; None: whoever makes it
+    owner: list[int] | None = None  # user and group who get the task's folder; None: as it is made
     timeout_s: float = 60.0
 
 

@@ -37,7 +37,7 @@ class Outcome:
     is_unstarted: bool = False  # none of its code was reached, as its own process says
     is_workers_fault: bool = False  # it could not be started, and has nothing to do with that
     is_gpu_taken: bool = False  # it could not be started, since another holds a GPU that it was given
-    is_spared: bool = False  # it was the worker's fault, and is charged to nobody
+    is_spared: bool = False  # it was the worker's fault, and is charged to neither budget
     survivors: tuple[int, ...] = ()  # its processes that could not be killed
     filled_disk: bool = False  # it took all the room that its worker's disk had
 

@@ -76,7 +76,7 @@ class RunningTask(Protocol):
     def kill(self, grace_s: float, reason: str, *, preempted: bool = False) -> None:
         """Have it stopped: politely, and by force after `grace_s`. `Exited` tells when that is done.
 
-        With `preempted` it is nobody's wish that the task ends: it is to be tried elsewhere.
+        With `preempted` the task is to be tried elsewhere.
         """
 
     def renew(self, fence_after_s: float | None) -> None:
@@ -93,12 +93,12 @@ class Runtime(Protocol):
         """Start an attempt; `payload` is the pickled (function, args, kwargs), if it is not in the spec's `payload_file`.
 
         Raises AlreadyStartedError if one with that key is there, LaunchError if it cannot be started. A command that does not exist
-        is no error here but an end, with exit code 127. Cancelled, it may start all the same: `close` waits for it, and the
+        ends the attempt with exit code 127, and raises nothing here. Cancelled, it may start all the same: `close` waits for it, and the
         next runtime adopts it.
         """
 
     async def adopt(self) -> Sequence[RunningTask]:
-        """All attempts that an earlier runtime started and nobody has forgotten, whether running or over.
+        """All attempts that an earlier runtime started and that are not forgotten, whether running or over.
 
         To be called once, before the first `start`.
         """
@@ -110,7 +110,7 @@ class Runtime(Protocol):
         """
 
     def trouble(self) -> str | None:
-        """Why nothing can be started any more; None when all is well."""
+        """Why nothing more can be started; None when all is well."""
 
     def examine(self) -> str | None:
         """The same, with all asked that it depends on. Blocks meanwhile; to be called in a thread."""

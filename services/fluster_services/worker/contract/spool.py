@@ -256,7 +256,7 @@ def read_spool_runs(
 
     About `max_bytes` are read, at least one whole record if there is one. A record that is still being written is left for the
     next time. Raises SpoolError if `start_offset` is not one that was returned earlier, and for what no keeper wrote; FileNotFoundError if
-    there is no spool.
+    the spool does not exist.
     """
     with _opened(path) as file:
         if start_offset > 0:

@@ -69,7 +69,7 @@ def read_task_error(directory: Path) -> TaskError | None:
 
 
 def task_error(data: Mapping[str, Any] | None) -> TaskError | None:
-    """Return the error that `data` describes, which a task may have made up; None for what is no error."""
+    """Return the error that `data` describes, which a task may have made up; None for anything else."""
     try:
         error = None if data is None else from_json(TaskError, data)
     except TypeError:  # something is missing
@@ -95,7 +95,7 @@ def bounded(error: TaskError) -> TaskError:
 
 
 def plain(text: str, characters: int) -> str:
-    """`text`, cut; what UTF-8 has no form for, as in names of files that are no text, is written as Python does."""
+    """`text`, cut; what UTF-8 has no form for, as in names of files that are not text, is written as Python does."""
     return text[:characters].encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -105,7 +105,7 @@ def container_pid(container: Container) -> int | None:
 
 
 async def asked(function: Callable[..., Result], *arguments: object) -> Result:
-    """What `function` returns, which asks an engine, and may wait for it: in a thread of its own, which nobody waits for.
+    """What `function` returns, which asks an engine, and may wait for it: in a thread of its own, which is not waited for.
 
     An engine that does not answer takes no thread that others need, and does not keep this process from ending.
     """
@@ -113,12 +113,12 @@ async def asked(function: Callable[..., Result], *arguments: object) -> Result:
     answer: asyncio.Future[Result] = loop.create_future()
 
     def settle(result: Result | None, error: BaseException | None) -> None:
-        if answer.done():  # nobody waits any more
+        if answer.done():  # the caller was cancelled
             return
         if error is not None:
             answer.set_exception(error)
         else:
-            answer.set_result(result)  # type: ignore[arg-type]  # it is one when there is no error
+            answer.set_result(result)  # type: ignore[arg-type]  # it is a Result unless there was an error
 
     def run() -> None:
         result, error = None, None

@@ -38,7 +38,7 @@ _STATES = (
     "Retrying",
     "Downloading",
     *_LOADED,
-)  # of a layer; what else is told has a tag as its id
+)  # of a layer; other steps have a tag as their id
 
 
 @dataclass
@@ -131,7 +131,7 @@ class Images:
     def _on_over(self, name: str, task: asyncio.Task[UsedImage]) -> None:
         del self._coming[name]
         if not task.cancelled():
-            task.exception()  # whoever waited is told; nobody may have
+            task.exception()  # it is raised to those that wait, if any do
 
     def _look(self, name: str) -> UsedImage | None:
         """The image of that name, if it is there."""

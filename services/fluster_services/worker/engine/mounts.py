@@ -9,7 +9,7 @@ from fluster_services.worker.contract.container import INNER_FOLDER, LIBRARIES_F
 from fluster_services.worker.contract.faults import LaunchError
 
 TAKEN = tuple(map(Path, (INNER_FOLDER, LIBRARIES_FOLDER, "/proc", "/sys", "/dev")))  # places in a container
-# Through which whoever reaches one owns the machine, whichever of them is used.
+# A process that reaches one of these owns the machine, whichever engine is used.
 _ENGINES = (Path("/run/docker.sock"), Path("/run/containerd"), Path("/run/podman"))
 
 

@@ -76,7 +76,7 @@ class Recipe:
 
 
 def wants_environment(config: EnvironmentConfig) -> bool:
-    """True when tasks shall not run in the worker's own environment."""
+    """True when tasks run in another environment than the worker's own."""
     return bool(config.pip_packages or config.requirements or config.uv_lock or config.python)
 
 
@@ -203,7 +203,7 @@ async def _make(path: Path, recipe: Recipe, workspace: Path | None, output: Buil
         if recipe.python is None or not _VERSION.fullmatch(recipe.python):
             return await uv(*command)
         # A shim of pyenv's runs a version that is not the chosen one only if told which; uv looks no further then. What it
-        # says of a shim is no news to the user where another way succeeds.
+        # says of a shim does not concern the user where another way succeeds.
         failed: list[BuildError] = []
         for told in ({}, {"PYENV_VERSION": recipe.python}, {"PYENV_VERSION": "system"}):
             said = BuildOutput()

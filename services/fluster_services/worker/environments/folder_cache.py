@@ -96,7 +96,7 @@ class FolderCache:
     def _on_made(self, making: asyncio.Task[None]) -> None:
         self._makings.discard(making)
         if not making.cancelled():
-            making.exception()  # those who wait are told; there may be nobody left
+            making.exception()  # it is raised to those that wait, if any are left
 
     async def _make(self, folder: _Folder, make: Callable[[Path], Awaitable[None]]) -> None:
         try:
@@ -134,7 +134,7 @@ class FolderCache:
                 folder.users.add(user)
 
     def release(self, user: str) -> None:
-        """What `user` used may go when there is no room."""
+        """What `user` used may be deleted to make room."""
         for folder in self._folders.values():
             if user in folder.users:
                 folder.users.discard(user)
@@ -155,7 +155,7 @@ class FolderCache:
             if total <= self._max_bytes:
                 return
             total -= folder.size
-            log.info("%s goes: there is no room for it any more", folder.path)
+            log.info("%s is deleted to make room", folder.path)
             self._forget(folder)
             self._delete(folder.path)
 
@@ -175,7 +175,7 @@ class FolderCache:
             await asyncio.wait(self._deletions)
 
     async def close(self) -> None:
-        """Stop what is being made, and return when nothing here runs any more. The folders stay."""
+        """Stop what is being made, and return when nothing runs here. The folders stay."""
         for making in self._makings:
             making.cancel()
         await asyncio.gather(*self._makings, return_exceptions=True)

@@ -38,7 +38,7 @@ _MAX_ENTRY_BYTES = 46 + 4_096  # of the index: what is fixed, and a name as long
 
 
 class WorkspaceUnavailableError(LaunchError):
-    """The workspace is not stored any more, or is not what its hash says."""
+    """The workspace is no longer stored, or is not what its hash says."""
 
 
 class Workspaces:
@@ -71,7 +71,7 @@ class Workspaces:
             await in_thread(lambda: unpack(archive, path / _FILES, self._limits))
             archive.unlink()
 
-        # By namespace too: to know a hash is no right to what another namespace has stored.
+        # By namespace too: knowing a hash gives no right to what another namespace has stored.
         return await self._cache.use(f"{namespace}.{sha256}", user, make) / _FILES
 
 
@@ -79,7 +79,7 @@ class UnpackError(LaunchError):
     """The archive cannot be unpacked.
 
     ├── ArchiveBrokenError     it is not a zip archive, or a damaged one
-    ├── UnsafeMemberError      something in it would get out of the folder, or is no plain file
+    ├── UnsafeMemberError      something in it would get out of the folder, or is not a plain file
     ├── TooManyFilesError
     ├── TooLargeError
     └── CompressionRatioError  it unpacks to far more than it has

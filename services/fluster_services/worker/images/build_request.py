@@ -1,7 +1,7 @@
 """The request that has an engine build an image (https://docs.docker.com/reference/api/engine/, ImageBuild).
 
 On a connection of its own, rather than by the SDK, whose calls cannot be ended from outside: an engine gives a build up when it
-finds the connection of whoever asked for it closed.
+finds the connection closed on which it was requested.
 
 What it is sent is a tar with the Dockerfile and the files that it speaks of.
 """
@@ -36,7 +36,7 @@ _PROJECT_FILES = ("pyproject.toml", "uv.lock")
 async def build_image(
     engine: str, api_version: str, context: IO[bytes], parameters: Mapping[str, str]
 ) -> AsyncGenerator[str, None]:
-    """Have `engine` build from `context`; what it says comes in pieces. Raises EngineError when there is no image at the end.
+    """Have `engine` build from `context`; what it says comes in pieces. Raises EngineError when that yields no image.
 
     Left before its end (`aclose`, a cancellation), the build ends first, unless the engine does not answer.
     """
@@ -80,7 +80,7 @@ async def build_image(
 
 
 async def _give_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Return when the engine has stopped, if it had not: it sees that nobody is there any more, and can still say that it is done."""
+    """Return when the engine has stopped, if it had not: it sees the connection closed for reading, and can still say that it is done."""
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(_GIVE_UP_S):
             writer.write_eof()

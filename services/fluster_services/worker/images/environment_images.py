@@ -37,7 +37,7 @@ from fluster_services.worker.linux.process_locks import alone
 
 _log = logging.getLogger(__name__)
 
-_FRESH_S = 600.0  # after its last use, in which an image stays whoever has used it
+_FRESH_S = 600.0  # after its last use, in which an image stays in any case
 _OTHERS_S = 86_400.0  # what another worker's build has left is removed when it is that old
 # Pauses before looks at what may go after a build: an engine needs a while to give one up, and images do not stay fresh.
 _SWEEPS_S = (0.0, 1.0, 5.0, 30.0, _FRESH_S)
@@ -99,7 +99,7 @@ class EnvironmentImages:
             if build is None:
                 if await asked(self._store.use, tag) is not None:
                     return tag
-                # Somebody else may have begun meanwhile.
+                # Another attempt may have begun meanwhile.
                 build = self._builds.get(tag) or self._begin(recipe, base, workspace)
             await self._wait(build, user, listen)
         except BaseException:
@@ -137,11 +137,11 @@ class EnvironmentImages:
         self._forget(build)
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # those who wait are told; there may be nobody left
+            task.exception()  # it is raised to those that wait, if any are left
         self._sweep_soon()
 
     def release(self, user: str) -> None:
-        """What `user` used may go when there is no room."""
+        """What `user` used may be removed to make room."""
         self._used.pop(user, None)
 
     # ---- one build --------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class EnvironmentImages:
         for tag in least_recently_used(images, spared=self._used.values(), used_before=time.time() - _FRESH_S):
             if excess <= 0:
                 return
-            # Whoever wants it from here on finds it, or builds it again; who uses it has it in a container.
+            # Attempts that want it from here on find it, or build it again; those that use it have it in a container.
             if await asked(self._store.remove, tag):
                 _log.info("image %s goes: there are more than %d", tag, self._settings.max_images)
                 excess -= 1
@@ -305,7 +305,7 @@ def _add(output: BuildOutput, line: str) -> None:
         output.begin(line)
     elif line and not line.startswith(
         (" ---> ", "Removing intermediate container ")
-    ):  # numbers that tell nobody anything
+    ):  # numbers without meaning to users
         output.add(line)
 
 

@@ -72,7 +72,7 @@ class ImageRecipe:
         )
 
     def installation(self) -> dict[str, object]:
-        """What the program that runs in the image is told."""
+        """What the program that runs in the image reads."""
         needs = self.needs
         return {
             "python": needs.python,

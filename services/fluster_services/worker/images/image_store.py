@@ -108,7 +108,7 @@ class ImageStore:
         return found
 
     def remove(self, tag: str) -> bool:
-        """Whether an image is gone, with the layers that are nobody else's: not while a container has it."""
+        """Whether an image is gone, with the layers that only it has: not while a container has it."""
         try:
             with self._client() as client:
                 client.remove_image(tag)

@@ -15,7 +15,7 @@ _FIRST_SWEEP_INTERVAL_S = 0.01
 _LAST_SWEEP_INTERVAL_S = 1.0
 _GIVE_UP_AFTER_S = 30.0  # a process that SIGKILL does not end by then hangs in the kernel
 _TIMERS = ("sigkill", "sweep", "give_up")
-BY_FORCE = signal.SIGUSR1  # has whoever attends a container end it by force
+BY_FORCE = signal.SIGUSR1  # has the process that attends a container end it by force
 
 
 def kill_descendants() -> None:
@@ -81,7 +81,7 @@ class Killing:
         self._sweep_interval_s = min(2 * self._sweep_interval_s, _LAST_SWEEP_INTERVAL_S)
 
     def _kill_all(self) -> None:
-        # With the main process reaped its group's number may be another's, but where nobody is a subreaper there is nothing better.
+        # With the main process reaped its group's number may be another's, but without a subreaper there is nothing better.
         if not self.is_main_over or not sys.platform.startswith("linux"):
             self._signal_group(signal.SIGKILL)
         kill_descendants()

@@ -24,7 +24,7 @@ Groups = dict[str, dict[str, str]]  # {folder of a group: {file: what is written
 
 @dataclass(frozen=True)
 class Limits:
-    """What one task may take; None, or no CPU and memory at all, is no limit."""
+    """What one task may take; None, or zero CPUs or memory, means unlimited."""
 
     memory: int | None = None  # bytes
     cpu: float | None = None

@@ -25,9 +25,9 @@ _LOOKED_AT_S, _PAUSE_S = 0.5, 0.01  # others hold it for a moment when they look
 
 @asynccontextmanager
 async def alone(name: str, on_wait: Callable[[], None]) -> AsyncIterator[None]:
-    """Hold `name` on this machine for the length of the block; `on_wait` is called if somebody else holds it.
+    """Hold `name` on this machine for the length of the block; `on_wait` is called if another process holds it.
 
-    Only on Linux: a socket's abstract address belongs to one process at most, and goes with it. Elsewhere nobody waits.
+    Only on Linux: a socket's abstract address belongs to one process at most, and goes with it. Elsewhere nothing is held.
     """
     if sys.platform != "linux":
         yield
@@ -61,7 +61,7 @@ async def _wait_gone(address: str) -> None:
         except OSError:  # it is gone already
             return
         else:
-            with suppress(OSError):  # reset: nobody took the call
+            with suppress(OSError):  # reset: the call was not accepted
                 await asyncio.get_running_loop().sock_recv(waiting, 1)
 
 

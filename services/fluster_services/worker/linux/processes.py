@@ -102,7 +102,7 @@ def handled_signals() -> list[int]:
 def descendants(root: int) -> list[int]:
     """Return the processes that descend from `root` at this moment.
 
-    One that forks meanwhile can be missed: whoever wants them all gone asks again until there are none.
+    One that forks meanwhile can be missed: to have them all gone, ask again until there are none.
     """
     if not _IS_LINUX:
         return []

@@ -105,7 +105,7 @@ class Filler:
 
 
 def who_filled(well: DiskUse, now: DiskUse) -> Filler | None:
-    """The attempt whose own folders grew by more than half of what the disk has lost since it was `well`; None: nobody did."""
+    """The attempt whose own folders grew by more than half of what the disk has lost since it was `well`; None: none did."""
     lost = well.free - now.free
     growth = {key: size - well.sizes.get(key, 0) for key, size in now.sizes.items()}
     if lost <= 0 or not growth:

@@ -173,7 +173,7 @@ class JobFiles:
         self._found: dict[str, tuple[Namespace, BusAddress] | None] = {}  # {file: what it has}
 
     def read(self) -> dict[Namespace, BusAddress]:
-        """The credentials that lie there now. What cannot be read is told in the log, once. Raises OSError without a folder.
+        """The credentials that lie there now. What cannot be read is logged, once. Raises OSError without a folder.
 
         Looks at 1,000 files at most, by name.
         """

@@ -120,7 +120,7 @@ class NewNamespaces:
         """Whether the server lets this worker use the namespace's subjects. Raises BusError when nothing answers there."""
         request = NamespaceRequest(wire=SPOKEN)
         try:
-            with suppress(ServiceError):  # it was heard: where there is no such namespace yet, its jobs are waited for
+            with suppress(ServiceError):  # it was heard: a namespace that does not exist yet is served when it does
                 await self._bus.ask(subjects.ensure_namespace(namespace), request, NamespaceReply, timeout_s=_ASKED_S)
         except CredentialsError:
             return False

@@ -101,7 +101,7 @@ class Presence:
         await self.register()
 
     async def deregister(self) -> None:
-        """Be no worker of the cluster any more."""
+        """Leave the table of workers."""
         await workers_table(self._bus).delete(self._worker_id)
 
     async def register(self) -> None:

@@ -157,7 +157,7 @@ class Wellness:
     async def why_unstarted(self, error: Exception, settled: Callable[[], Awaitable[None]]) -> Outcome:
         """How an attempt ends that could not be started; `settled` returns when what was made for it is gone again.
 
-        When it is the worker's fault that takes no offers any more by the time this returns.
+        If the fault is the worker's, it has stopped taking offers by the time this returns.
         """
         outcome = await self._why_unstarted(error, settled)
         has_output = isinstance(error, BuildError) and error.output.said > 0

@@ -199,7 +199,7 @@ class DockerRuntime:
         """Remove what was left when neither its keeper nor this worker lived to do it, or the engine did not answer."""
         try:
             found = await asked(self._list)
-            # Known before its container is made: one that is not known by now has nobody.
+            # Known before its container is made: one that is not known by now has no keeper.
             known = {task.spec.container.name for task in self._processes.tasks if task.spec.container is not None}
             strays = [name for name in found if name not in known]
             if strays:

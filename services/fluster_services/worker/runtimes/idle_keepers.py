@@ -60,7 +60,7 @@ class IdleKeepers:
             return taker.result() if taker.done() else None
         except asyncio.CancelledError:
             if taker.done():
-                taker.result()[1].close()  # nobody else knows of it
+                taker.result()[1].close()  # only this call knows it
             raise
         finally:
             if not taker.done():

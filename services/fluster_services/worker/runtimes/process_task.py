@@ -97,7 +97,7 @@ class ProcessTask:
             if message is None and self._is_detached:
                 return
             if message is None:
-                # Only a socket that nobody listens on proves it dead; what is left of its task is killed for it.
+                # Only a socket without a listener proves it dead; what is left of its task is killed for it.
                 if not await self.connect():
                     self._record = await self._record_without_keeper()
             elif "exited" in message:
@@ -254,7 +254,7 @@ class ProcessTask:
             self.pid, self.started_at = known["task_pid"], known["started_at"]
 
     def _send(self, message: dict[str, Any]) -> None:
-        # With the keeper gone there is nobody to tell, and events() says so.
+        # With the keeper gone nothing is sent, and events() says so.
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
 
@@ -321,7 +321,9 @@ class ProcessTask:
         while pids := kill_leftovers(self._directory, self.spec):
             if time.monotonic() > deadline:
                 return pids
-            await asyncio.sleep(_LEFTOVERS_INTERVAL_S)  # they are no children of ours: nothing tells when they are gone
+            await asyncio.sleep(
+                _LEFTOVERS_INTERVAL_S
+            )  # they are no children of ours: their end is not reported to this process
         return []
 
     async def _disconnect(self) -> None:

@@ -66,7 +66,7 @@ _INIT_S, _INIT_LOOK_S = 0.3, 0.002  # for process 1 of a container to listen to 
 _STREAMS = {1: 1, 2: 2}  # {number in the engine's frames: descriptor}
 _STDOUT = 1
 _TAIL_BYTES = 1_000
-# How the init that Docker brings (https://github.com/krallin/tini) says that there is no program to run.
+# How the init that Docker brings (https://github.com/krallin/tini) says that the program to run does not exist.
 _NOT_RUN = re.compile(rb"\[FATAL tini \(\d+\)\] exec .* failed: (.*)\n?\Z")
 
 
@@ -114,7 +114,7 @@ class _Attendant:
         self._faults_fd = faults_fd
         self._client = self._connect(self._container.timeout_s)
         self._lock = threading.Lock()
-        self._asked: signal.Signals | None = None  # by which the container shall end
+        self._asked: signal.Signals | None = None  # by which the container is to end
         self._pid: int | None = None  # of process 1 in the container, once it runs
         self._exit_code = EXIT_NO_CONTAINER
         self._is_over = threading.Event()
@@ -242,7 +242,7 @@ class _Attendant:
                     self._client.remove_container(name, force=True, v=True)
                     made = self._client.create_container_from_config(self._container.body, name)
         except NotThereError as cause:
-            message = f"there is no image {self._spec.image!r} any more: {cause}"
+            message = f"image {self._spec.image!r} is not here: {cause}"
             raise CannotStartError("ImageNotFound", message, EXIT_NO_CONTAINER) from cause
         return str(made["Id"])
 
@@ -253,7 +253,7 @@ class _Attendant:
             return stream
 
     def _start(self) -> bool:
-        """Whether it was started: not so when it is not wanted any more."""
+        """Whether it was started: not so when it is no longer wanted."""
         with self._lock:
             if self._asked is not None:
                 return False
@@ -343,7 +343,7 @@ class _Attendant:
                 self._carry_rest(follow=True)
 
     def _wait_engine(self) -> None:
-        """Return when the engine answers: until then nobody knows how the task is, and it may well run."""
+        """Return when the engine answers: until then the state of the task is unknown, and it may well run."""
         while True:
             try:
                 self._inspect()

@@ -37,7 +37,7 @@ def leave_word(file: Path, data: Mapping[str, Any], *, pipe_folder: Path | None 
     try:
         write_json(file, data)
     except OSError:
-        with suppress(OSError):  # there is no pipe either: what is known without words has to do
+        with suppress(OSError):  # without a pipe the exit code has to do
             _tell(_line(file.name, data), (pipe_folder or file.parent) / PROGRESS_PIPE)
 
 

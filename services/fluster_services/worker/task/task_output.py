@@ -76,7 +76,7 @@ class InOrder:
 
 
 class AsFound:
-    """Where there is no such queue: those that are readable at one look, as they were added."""
+    """Where the system has none of these queues: those that are readable at one look, as they were added."""
 
     def __init__(self, selector: selectors.BaseSelector, on_readable: Callable[[], object]) -> None:
         self._selector = selector

@@ -120,7 +120,7 @@ def spawn_task(spec: LaunchSpec, directory: Path, *, stdout_fd: int, stderr_fd: 
         environment = _environment(spec, directory)
         return spawn(command, environment, stdout_fd=stdout_fd, stderr_fd=stderr_fd, umask=umask)
     except (CannotStartError, OSError):
-        return None  # `run_task` meets the same, and tells of it
+        return None  # `run_task` meets the same, and reports it
     finally:
         os.chdir(directory)
 
@@ -135,10 +135,10 @@ def _command(spec: LaunchSpec, directory: Path) -> list[str] | None:
     return spec.command
 
 
-# What an interpreter of the task's own is told to do.
+# The code that an interpreter of the task's own runs.
 _RUN_EXECUTED = f"import sys; from {__name__} import run_executed; run_executed(sys.argv[1])"
 
-# What one that is used as it is is told. It may be of any version, and has not been asked before.
+# The code for one that is used as it is. It may be of any version, and was not asked before.
 _RUN_IN_EXISTING = f"""
 import sys
 directory, wanted, given = sys.argv[1:4]
@@ -360,7 +360,7 @@ def _exit_code_of(error: BaseException, directory: Path) -> int:
 
 
 def freshen_interpreter(environment: Mapping[str, str] | None = None) -> None:
-    """Make this process what tasks shall be copies of: as if the interpreter had just started, but for what is imported.
+    """Make this process one that tasks can be copies of: as if the interpreter had just started, but for what is imported.
 
     Its environment is the one given, by default those of its own variables that are safe to pass on.
 

@@ -30,7 +30,7 @@ _MAX_REASON_CHARACTERS = 1_000
 
 
 def keep_result(value: Any, directory: Path) -> None:
-    """Write `value` down, or why that cannot be done: the work is done, so this is no failure of the task."""
+    """Write `value` down, or why that cannot be done: the work is done, so the task has not failed."""
     draft = directory / f"{RESULT_FILE}.draft"
     try:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
