@@ -40,7 +40,7 @@ class Cluster:
     def _connect(self, connect: Callable[..., Awaitable[AsyncCluster]], *args: Any) -> None:
         from fluster.cluster.portal import Portal
 
-        self._guests: dict[object, Callable[[], object]] = {}  # {who works over this connection: how that is ended}
+        self._users: dict[object, Callable[[], object]] = {}  # {what works over this connection: how that is ended}
         self.portal = Portal()
         try:
             self.asynchronous: AsyncCluster = self.portal.run(connect, *args)
@@ -108,19 +108,19 @@ class Cluster:
         if self in _open:
             _open.discard(self)
             try:
-                for end in list(self._guests.values()):
+                for end in list(self._users.values()):
                     end()
             finally:
                 self.portal.run(self.asynchronous.close)
                 self.portal.close()
 
-    def welcome(self, guest: object, end: Callable[[], object]) -> None:
-        """Have `end()` called before the connection is closed, unless the guest has left by then."""
-        self._guests[guest] = end
+    def end_before_close(self, user: object, end: Callable[[], object]) -> None:
+        """Have `end()` called before the connection is closed, unless `has_ended(user)` comes first."""
+        self._users[user] = end
 
-    def see_off(self, guest: object) -> None:
-        """The guest has ended, or is about to."""
-        self._guests.pop(guest, None)
+    def has_ended(self, user: object) -> None:
+        """What works over this connection has ended, or is about to: it need not be ended when that is closed."""
+        self._users.pop(user, None)
 
     def __enter__(self) -> Self:
         return self
@@ -137,5 +137,5 @@ if hasattr(os, "register_at_fork"):
 @atexit.register
 def _close_all() -> None:
     for cluster in list(_open):
-        cluster._guests.clear()  # noqa: SLF001 - they end with the process; what would end them needs new threads
+        cluster._users.clear()  # noqa: SLF001 - they end with the process; what would end them needs new threads
         cluster.close()

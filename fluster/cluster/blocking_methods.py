@@ -25,10 +25,12 @@ class OnPortal(Protocol[AsyncT]):  # type: ignore[misc]  # invariant on purpose:
     """An object whose asynchronous twin lives on a portal's loop."""
 
     @property
-    def portal(self) -> Portal: ...
+    def portal(self) -> Portal:
+        """Where it lives."""
 
     @property
-    def asynchronous(self) -> AsyncT: ...
+    def asynchronous(self) -> AsyncT:
+        """The object whose methods are awaited."""
 
 
 def blocking(method: Callable[Concatenate[AsyncT, P], Awaitable[T]]) -> Callable[Concatenate[OnPortal[AsyncT], P], T]:

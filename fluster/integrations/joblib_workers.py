@@ -121,7 +121,7 @@ class OwnWorkers:
                 variables = {**threads, **self._environment.env_vars}
                 environment = self._environment.model_copy(update={"env_vars": variables})
                 self._shared = _pools.join(self, Wanted(cluster, self._resources, environment))
-                cluster.welcome(self, self.leave)
+                cluster.end_before_close(self, self.leave)
             return self._shared.sized(workers)
 
     def end(self) -> None:
@@ -140,7 +140,7 @@ class OwnWorkers:
 
     def _leave(self, shared: SharedPool) -> None:
         self._shared = None
-        shared.wanted.cluster.see_off(self)
+        shared.wanted.cluster.has_ended(self)
         _pools.leave(self, shared)
 
     def leave_soon(self) -> None:

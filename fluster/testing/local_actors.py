@@ -17,8 +17,7 @@ from fluster.cluster.jobs.job_states import JobStates
 from fluster.cluster.output.shown_output import ShownOutput
 from fluster.errors import ActorNameTakenError
 from fluster.testing.fake_clock import FakeClock
-from fluster.testing.memory_bus import MemoryBus
-from fluster.testing.memory_registry import MemoryRegistry
+from fluster.testing.memory_bus import MemoryBus, MemoryRegistry
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core.names import check_name, unique_name
 from fluster_bus.messages import EndpointId, JobId, Namespace

@@ -9,7 +9,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fluster.notebook import is_notebook
+from fluster.terminal import is_notebook
 from fluster_bus.messages.notebook import bar, view
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from fluster.testing.memory_bus import MemoryBus, matches
-from fluster.testing.memory_registry import MemoryRegistry
+from fluster.testing.memory_bus import MemoryBus, MemoryRegistry, matches
 from fluster_bus.connection.bus import Bus
 from fluster_bus.connection.carrier import Carrier
 from fluster_bus.core import buckets, subjects

@@ -14,7 +14,7 @@ from fluster.actors import ActorPool, ActorServer, actor, deploy
 from fluster.cluster import Cluster
 from fluster.errors import ActorDiedError, ActorNameTakenError, SupersededError
 from fluster.testing import LocalActors
-from fluster.testing.memory_registry import MemoryRegistry
+from fluster.testing.memory_bus import MemoryRegistry
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import buckets
 from fluster_bus.core.errors import CredentialsError

@@ -140,6 +140,7 @@ def test_the_import_contracts_stand() -> None:
     assert set(within) == {
         "fluster_bus",
         "fluster.actors",
+        "fluster.cli",
         "fluster.cluster",
         "fluster_services.controller",
         "fluster_services.worker",

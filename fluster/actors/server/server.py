@@ -54,7 +54,7 @@ class ActorServer:
         )  # a signal's handler may put into it at any moment
         self._portal_of_actors: Portal | None = None
         self._portal_lock = threading.Lock()
-        cluster.welcome(self, lambda: self.shutdown(LAST_CALLS_S))
+        cluster.end_before_close(self, lambda: self.shutdown(LAST_CALLS_S))
 
     def register(
         self,
@@ -179,7 +179,7 @@ class ActorServer:
             if self._closed:
                 return
             self._closed = True
-            self._cluster.see_off(self)
+            self._cluster.has_ended(self)
             self._ends.put(None)
             if not self._cluster.portal.loop.is_closed():
                 self._cluster.portal.run(self._host.close, timeout)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TextIO
 
-from fluster.terminal_text import shown
+from fluster.terminal import shown
 
 if TYPE_CHECKING:
     from fluster.cluster.jobs.log_chunks import LogChunk

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fluster.cli.common.exit_codes import one_line
-from fluster.terminal_text import shown
+from fluster.terminal import shown
 
 _WIDE = 10_000  # columns, where there is no terminal: a table in a file or a pipe is not cut
 _STYLES = {

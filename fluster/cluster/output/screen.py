@@ -7,7 +7,7 @@ import queue
 import sys
 import threading
 
-from fluster.terminal_text import shown
+from fluster.terminal import shown
 
 _MAX_WAITING = 10_000  # lines, before those that come are left out
 

@@ -17,7 +17,7 @@ from fluster.cluster.jobs.job_wait import wait_finished
 from fluster.cluster.output.deployed_by_jobs import DeployedByJobs
 from fluster.cluster.output.line_quota import LineQuota
 from fluster.cluster.output.screen import Screen
-from fluster.notebook import is_notebook
+from fluster.terminal import is_notebook
 from fluster_bus.connection.bus import Bus, Subscription
 from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery

@@ -27,11 +27,17 @@ class TaskIdentity:
     """The task and attempt that this process runs."""
 
     job_id: JobId
+    """The job that the task is of."""
     task: int
+    """The number of the task in its job, from 0."""
     num_tasks: int
+    """How many tasks the job has."""
     attempt: int
+    """Which try at the task this is, from 1."""
     worker_id: WorkerId
+    """The worker that runs it."""
     namespace: Namespace
+    """The namespace of the job."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self | None:

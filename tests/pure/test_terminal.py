@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster.terminal_text import for_terminal, shown
+from fluster.terminal import for_terminal, shown
 
 
 @pytest.mark.parametrize(

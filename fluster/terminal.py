@@ -1,8 +1,12 @@
-"""What tasks write, made safe for a terminal, which takes some of it for commands: to move, to retitle, to answer in the reader's name."""
+"""Where a program's output is read: whether in a notebook, and what tasks write made safe for a terminal.
+
+A terminal takes some of it for commands: to move, to retitle, to answer in the reader's name.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from typing import TextIO
 
 # All that Unicode's C0, C1 and bidirectional controls have, but for what output needs: colours and weights (SGR,
@@ -27,3 +31,9 @@ def _escaped(control: str) -> str:
 def shown(text: str, stream: TextIO) -> str:
     """`text` as it goes to `stream`: made safe where that is a terminal, and else as it was written."""
     return for_terminal(text) if stream.isatty() else text
+
+
+def is_notebook() -> bool:
+    """True in a kernel of Jupyter."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
