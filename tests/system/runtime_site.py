@@ -52,7 +52,7 @@ from dataclasses import replace
 from pathlib import Path
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_services.worker.contract.attempt_directory import LaunchSpec, from_json
-from fluster_services.worker.contract.container import ContainerSettings
+from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.keeper.template import start_template
 from tests.system.runtime_site import make_runtime
 
