@@ -217,7 +217,7 @@ class _Attendant:
             if not self._start():
                 exit_code = self._ended(128 + int(self._asked or signal.SIGTERM), is_over_memory=False)
             else:
-                self._carry(stream.read)
+                self._carry(lambda size: os.read(stream.fileno(), size))
                 code = self._wait()
                 exit_code = self._ended(code, is_over_memory=self._was_over_memory(code))
         except EngineError:
@@ -249,7 +249,9 @@ class _Attendant:
     def _attach(self) -> Any:
         with told(self._container.engine):
             stream = self._client.attach_socket(self._id, {"stdout": 1, "stderr": 1, "stream": 1})
-            stream._sock.settimeout(None)  # noqa: SLF001 - the SDK gives it that of a request
+            os.set_blocking(
+                stream.fileno(), True
+            )  # the SDK gives it the time-out of a request, to which its `read` keeps
             return stream
 
     def _start(self) -> bool:
@@ -359,9 +361,10 @@ class _Attendant:
             position.again()
         try:
             with told(self._container.engine):
-                url = self._client._url("/containers/{0}/logs", self._id)  # noqa: SLF001 - `logs` does not tell the streams apart
+                # The SDK's own `logs` does not tell the streams apart.
+                url = f"{self._client.base_url}/v{self._client.api_version}/containers/{self._id}/logs"
                 parameters = {"stdout": 1, "stderr": 1, "follow": int(follow)}
-                response = self._client._get(url, params=parameters, stream=True, timeout=None)  # noqa: SLF001
+                response = self._client.get(url, params=parameters, stream=True, timeout=None)
                 self._carry(response.raw.read)
         except EngineError:  # away again, which the next `wait` tells, too
             return
