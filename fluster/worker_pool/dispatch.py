@@ -145,7 +145,7 @@ class Dispatch:
         self._again: deque[Unit] = deque()  # lost, but not to blame
         self._suspects: deque[Unit] = deque()  # lost with a worker that died
         self._workers: dict[str, _Worker] = {}
-        self._place: dict[Unit, _Worker] = {}
+        self._worker_of: dict[Unit, _Worker] = {}
         self._supplied = 0  # of those who take work now
 
     # ---- what happens -----------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class Dispatch:
         return True
 
     def _take(self, unit: Unit) -> tuple[_Worker, _Given]:
-        worker = self._place.pop(unit)
+        worker = self._worker_of.pop(unit)
         given = worker.out.pop(unit)
         worker.backlog_s -= given.expected_s
         if len(worker.out) == _SUPPLIED - 1 and self._workers.get(worker.name) is worker:
@@ -255,7 +255,7 @@ class Dispatch:
         worker.out[unit] = _Given(now, expected_s)
         self._supplied += len(worker.out) == _SUPPLIED
         worker.backlog_s += expected_s
-        self._place[unit] = worker
+        self._worker_of[unit] = worker
 
     def give_up(self) -> tuple[list[Source], list[Unit]]:
         """Forget all that waits: what has never been out, and what was lost."""
@@ -275,7 +275,7 @@ class Dispatch:
     @property
     def out(self) -> int:
         """Items that workers have."""
-        return sum(unit.size for unit in self._place)
+        return sum(unit.size for unit in self._worker_of)
 
     @property
     def waiting(self) -> int:
@@ -289,7 +289,7 @@ class Dispatch:
 
     def sanity_check(self) -> None:
         """Raise AssertionError when the books do not agree with each other."""
-        for unit, worker in self._place.items():
+        for unit, worker in self._worker_of.items():
             if unit not in worker.out:
                 raise AssertionError(f"{unit} is out, but not with {worker.name}")
         supplied = [worker for worker in self._workers.values() if len(worker.out) >= _SUPPLIED]
@@ -298,5 +298,5 @@ class Dispatch:
         for worker in self._workers.values():
             if worker.alone and len(worker.out) != 1:
                 raise AssertionError(f"{worker.name} has {len(worker.out)} units, of which one is to be alone")
-            if any(self._place.get(unit) is not worker for unit in worker.out):
+            if any(self._worker_of.get(unit) is not worker for unit in worker.out):
                 raise AssertionError(f"{worker.name} has what another one has")

@@ -27,22 +27,22 @@ _AHEAD = 4  # chunks for each worker that are under way, or wait to be looked at
 class _ItemFuture(ActorFuture[Any]):
     """The result of one item."""
 
-    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, place: int) -> None:
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, index: int) -> None:
         super().__init__(name, loop)
-        self._place = place
+        self._index = index
 
     def take(self, outcome: Outcome) -> None:
         """Be over as the outcome tells."""
         if outcome.cancelled:
             self.cancel_at_once()
         elif self.running() or self.set_running_or_notify_cancel():
-            self.settle(outcome.is_ok(self._place), outcome)
+            self.settle(outcome.is_ok(self._index), outcome)
 
     def _value_of(self, payload: Outcome) -> Any:
-        return payload.value(self._place)
+        return payload.value(self._index)
 
     def _error_of(self, payload: Outcome) -> BaseException:
-        return cast("BaseException", payload.error(self._place))  # there is one, else it had settled otherwise
+        return cast("BaseException", payload.error(self._index))  # there is one, else it had settled otherwise
 
 
 class ItemFutures(Sequence[ActorFuture[T]], Generic[T]):
@@ -83,7 +83,7 @@ class ItemFutures(Sequence[ActorFuture[T]], Generic[T]):
         with self._arrival:
             self._outcomes[outcome.start : outcome.stop] = [outcome] * (outcome.stop - outcome.start)
             futures = (
-                [self._futures.get(place) for place in range(outcome.start, outcome.stop)] if self._futures else []
+                [self._futures.get(index) for index in range(outcome.start, outcome.stop)] if self._futures else []
             )
             self._arrival.notify_all()
             wakes, self._wakes = self._wakes, []
@@ -99,27 +99,27 @@ class ItemFutures(Sequence[ActorFuture[T]], Generic[T]):
         return self._size
 
     @overload
-    def __getitem__(self, place: int) -> ActorFuture[T]: ...
+    def __getitem__(self, index: int) -> ActorFuture[T]: ...
     @overload
-    def __getitem__(self, place: slice) -> list[ActorFuture[T]]: ...
-    def __getitem__(self, place: int | slice) -> ActorFuture[T] | list[ActorFuture[T]]:
-        if isinstance(place, slice):
-            return [self._future(each) for each in range(self._size)[place]]
-        return self._future(range(self._size)[place])
+    def __getitem__(self, index: slice) -> list[ActorFuture[T]]: ...
+    def __getitem__(self, index: int | slice) -> ActorFuture[T] | list[ActorFuture[T]]:
+        if isinstance(index, slice):
+            return [self._future(each) for each in range(self._size)[index]]
+        return self._future(range(self._size)[index])
 
     def __iter__(self) -> Iterator[ActorFuture[T]]:
         return map(self._future, range(self._size))
 
-    def _future(self, place: int) -> ActorFuture[T]:
+    def _future(self, index: int) -> ActorFuture[T]:
         with self._arrival:
-            future = self._futures.get(place)
+            future = self._futures.get(index)
             if future is not None:
                 return future
-            future = self._futures[place] = _ItemFuture(self._name, self._loop, place)
-            outcome = self._outcomes[place]
+            future = self._futures[index] = _ItemFuture(self._name, self._loop, index)
+            outcome = self._outcomes[index]
             if outcome is not None:
                 future.take(outcome)
-            elif place < self._begun:
+            elif index < self._begun:
                 future.set_running_or_notify_cancel()
             return future
 
@@ -146,9 +146,9 @@ class MapResult(ItemFutures[T]):
             found += _values(outcome, return_exceptions=return_exceptions)
         return found
 
-    def _wait(self, place: int, deadline: float | None, timeout: float | None) -> Outcome:
+    def _wait(self, index: int, deadline: float | None, timeout: float | None) -> Outcome:
         with self._arrival:
-            while (outcome := self._outcomes[place]) is None:
+            while (outcome := self._outcomes[index]) is None:
                 left_s = None if deadline is None else deadline - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     raise self._late(timeout)
@@ -176,11 +176,11 @@ class AsyncMapResult(ItemFutures[T]):
             found += _values(outcome, return_exceptions=return_exceptions)
         return found
 
-    async def _wait(self, place: int) -> Outcome:
+    async def _wait(self, index: int) -> Outcome:
         while True:
             arrived = asyncio.Event()
             with self._arrival:
-                outcome = self._outcomes[place]
+                outcome = self._outcomes[index]
                 if outcome is not None:
                     return outcome
                 self._wakes.append(_setter(arrived, asyncio.get_running_loop()))
@@ -196,9 +196,9 @@ def _values(outcome: Outcome, *, return_exceptions: bool) -> list[Any]:
     if outcome.is_whole:  # known once they are read
         return values
     found = []
-    for place in range(outcome.start, outcome.stop):
+    for index in range(outcome.start, outcome.stop):
         try:
-            found.append(_value(outcome, place))
+            found.append(_value(outcome, index))
         except Exception as error:
             if not return_exceptions:
                 raise
@@ -206,11 +206,11 @@ def _values(outcome: Outcome, *, return_exceptions: bool) -> list[Any]:
     return found
 
 
-def _value(outcome: Outcome, place: int) -> Any:
-    error = concurrent.futures.CancelledError() if outcome.cancelled else outcome.error(place)
+def _value(outcome: Outcome, index: int) -> Any:
+    error = concurrent.futures.CancelledError() if outcome.cancelled else outcome.error(index)
     if error is not None:
         raise error
-    return outcome.value(place)
+    return outcome.value(index)
 
 
 class UnorderedItems(ABC, Generic[T]):
@@ -239,7 +239,7 @@ class UnorderedItems(ABC, Generic[T]):
         self._on_end = on_end
         self._on_interrupt = on_interrupt
         self._outcome: Outcome | None = None  # the one that is being read
-        self._place = 0  # in it
+        self._index = 0  # in it
         self._taken = self._given = 0  # items
 
     @abstractmethod
@@ -255,13 +255,13 @@ class UnorderedItems(ABC, Generic[T]):
         return False
 
     def _open(self, outcome: Outcome) -> None:
-        self._outcome, self._place = outcome, outcome.start
+        self._outcome, self._index = outcome, outcome.start
 
     def _next_of(self, outcome: Outcome) -> T:
-        place = self._place
-        self._place += 1
+        index = self._index
+        self._index += 1
         self._given += 1
-        return cast("T", _value(outcome, place))
+        return cast("T", _value(outcome, index))
 
     def _take_items(self) -> None:
         while not self._is_exhausted:
@@ -284,11 +284,11 @@ class UnorderedItems(ABC, Generic[T]):
 
     def _one_by_one(self, items: list[Any], start: int) -> list[Block]:
         blocks: list[Block] = []
-        for place, item in enumerate(items, start):
+        for index, item in enumerate(items, start):
             try:
-                blocks += blocks_of([item], place, 1)
+                blocks += blocks_of([item], index, 1)
             except TypeError as error:
-                self._take(Outcome(place, place + 1, error=error))
+                self._take(Outcome(index, index + 1, error=error))
         return blocks
 
     def close(self) -> None:
@@ -311,7 +311,7 @@ class UnorderedResults(UnorderedItems[T], Iterator[T]):
         self._arrived.put(outcome)
 
     def __next__(self) -> T:
-        while self._outcome is None or self._place == self._outcome.stop:
+        while self._outcome is None or self._index == self._outcome.stop:
             if not self._has_more():
                 raise StopIteration
             try:
@@ -335,7 +335,7 @@ class AsyncUnorderedResults(UnorderedItems[T], AsyncIterator[T]):
             self._loop.call_soon_threadsafe(self._arrived.put_nowait, outcome)
 
     async def __anext__(self) -> T:
-        while self._outcome is None or self._place == self._outcome.stop:
+        while self._outcome is None or self._index == self._outcome.stop:
             if not self._has_more():
                 raise StopAsyncIteration
             self._open(await self._arrived.get())

@@ -82,7 +82,7 @@ class TaskRunner:
     def run_slice(
         self, function: bytes, items: bytes, start: int, size: int, limit_s: float | None
     ) -> tuple[list[bytes], dict[int, bytes], int, float]:
-        """What the function gives for some of the items: values, {place: failure}, how many were run, and in how many seconds.
+        """What the function gives for some of the items: values, {index: failure}, how many were run, and in how many seconds.
 
         Values are pickled together, those of a moment: so it is known in time when the answer is large enough.
         """
@@ -93,12 +93,12 @@ class TaskRunner:
         values: list[Any] = []
         failures: dict[int, bytes] = {}
         ran, size_of_parts, since = 0, 0, time.perf_counter()
-        for place, item in enumerate(payloads.decode(items)[start : start + size]):
+        for index, item in enumerate(payloads.decode(items)[start : start + size]):
             try:
                 args = resolved(item, {})[0] if Ref.in_use else item
                 values.append(called(*args) if limit_s is None else self._call(called, args, {}, limit_s))
             except BaseException as error:
-                failures[place] = encode_failure(error, skipped_frames=1)
+                failures[index] = encode_failure(error, skipped_frames=1)
                 values.append(None)
                 if self.is_stuck:
                     break
@@ -189,7 +189,7 @@ class _Functions:
 
 
 def _encoded(values: list[Any], first: int, failures: dict[int, bytes]) -> list[bytes]:
-    """The values pickled, of which the first stands at that place. One that cannot be becomes a failure of its own.
+    """The values pickled, of which the first has that index. One that cannot be becomes a failure of its own.
 
     Plain data together. Objects each by itself: one that cannot be read then spoils no other.
     """
@@ -197,10 +197,10 @@ def _encoded(values: list[Any], first: int, failures: dict[int, bytes]) -> list[
     if plain is not None:
         return [plain]
     parts = []
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         try:
             parts.append(codec.encode([value]))
         except TypeError as error:
-            failures[first + place] = encode_failure(error)
+            failures[first + index] = encode_failure(error)
             parts.append(codec.encode([None]))
     return parts

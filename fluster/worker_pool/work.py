@@ -24,7 +24,7 @@ class Block:
     __slots__ = ("payload", "size", "start", "taken")
 
     def __init__(self, start: int, size: int, payload: bytes) -> None:
-        self.start = start  # the first item's place in the batch
+        self.start = start  # the first item's index in the batch
         self.size = size
         self.payload = payload
         self.taken = 0
@@ -64,20 +64,20 @@ class Outcome:
         self.stop = stop
         self.cancelled = cancelled
         self._values: Any = values
-        self._failures = failures or {}  # {place in the batch: what it raised}
+        self._failures = failures or {}  # {index in the batch: what it raised}
         self._error = error
         self._lock = threading.Lock()
         self._read = False
-        self._unreadable: dict[int, Exception] = {}  # {place: why its value cannot be read here}
+        self._unreadable: dict[int, Exception] = {}  # {index: why its value cannot be read here}
 
     @property
     def is_whole(self) -> bool:
         """True when all items gave a value, as far as they were read."""
         return self._error is None and not self._failures and not self.cancelled and not self._unreadable
 
-    def is_ok(self, place: int) -> bool:
+    def is_ok(self, index: int) -> bool:
         """True when that item gave a value."""
-        return self._error is None and place not in self._failures
+        return self._error is None and index not in self._failures
 
     @property
     def failed(self) -> int:
@@ -93,11 +93,11 @@ class Outcome:
         values: list[Any] = self._values
         return values
 
-    def value(self, place: int) -> Any:
+    def value(self, index: int) -> Any:
         """What that item gave. Raises why it cannot be read here."""
-        value = self.values()[place - self.start]
-        if place in self._unreadable:
-            raise self._unreadable[place]
+        value = self.values()[index - self.start]
+        if index in self._unreadable:
+            raise self._unreadable[index]
         return value
 
     def _read_values(self, parts: Sequence[bytes]) -> list[Any]:
@@ -115,11 +115,11 @@ class Outcome:
                 values.append(None)
         return values
 
-    def error(self, place: int) -> BaseException | None:
+    def error(self, index: int) -> BaseException | None:
         """What that item raised."""
         if self._error is not None:
             return self._error
-        failure = self._failures.get(place)
+        failure = self._failures.get(index)
         return None if failure is None else decode_failure(failure)
 
 
@@ -151,12 +151,12 @@ class Slice:
 
     @property
     def first(self) -> int:
-        """The place in the batch of its first item."""
+        """The index in the batch of its first item."""
         return self.block.start + self.start
 
     @property
     def stop(self) -> int:
-        """The place behind its last item."""
+        """The index behind its last item."""
         return self.first + self.size
 
     def parts(self) -> list[Slice]:

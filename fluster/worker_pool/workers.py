@@ -261,8 +261,8 @@ class Workers:
         self._dispatch.on_answered(unit, time.monotonic(), ran, *more[:1])
         if ran < unit.size:
             self._dispatch.on_unfinished(unit.rest(ran))
-        by_place = {unit.first + place: failure for place, failure in failures.items()}
-        unit.batch.on_outcome(Outcome(unit.first, unit.first + ran, values=values, failures=by_place))
+        by_index = {unit.first + index: failure for index, failure in failures.items()}
+        unit.batch.on_outcome(Outcome(unit.first, unit.first + ran, values=values, failures=by_index))
 
     def _on_failed_slice(self, unit: Slice, payload: bytes) -> None:
         self._dispatch.on_answered(unit, time.monotonic())

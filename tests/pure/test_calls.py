@@ -303,7 +303,7 @@ def test_a_cancelled_call_is_not_sent_and_of_a_sent_one_its_actor_is_told() -> N
     assert future_of(first).cancel()
     assert future_of(third).cancel()
     (cancel,) = router.withdraw([early, first, third])
-    assert (cancel.member.endpoint_id, cancel.places) == ("b", [(to_b.number, 0), (to_b.number, 1)])
+    assert (cancel.member.endpoint_id, cancel.calls) == ("b", [(to_b.number, 0), (to_b.number, 1)])
     assert cancel.number > to_a.number
     assert router.withdraw([first, third]) == []
     assert router.out() == [first, third, second]  # its actor may still be at them
@@ -317,7 +317,7 @@ def test_a_cancelled_answer_of_a_broadcast_tells_one_member() -> None:
     (send,), _ = router.route([broadcast(opened)], START)
     assert opened[1].cancel()
     (cancel,) = router.withdraw([each for each in send.calls if each.ticket is opened[1]])
-    assert (cancel.member.endpoint_id, cancel.places) == ("b", [(send.number, 0)])
+    assert (cancel.member.endpoint_id, cancel.calls) == ("b", [(send.number, 0)])
 
 
 def test_many_cancels_travel_in_messages_of_a_bounded_size() -> None:
@@ -326,7 +326,7 @@ def test_many_cancels_travel_in_messages_of_a_bounded_size() -> None:
     router.route(calls, START)
     for each in calls:
         future_of(each).cancel()
-    assert [len(cancel.places) for cancel in router.withdraw(calls)] == [MAX_CANCELS, 1]
+    assert [len(cancel.calls) for cancel in router.withdraw(calls)] == [MAX_CANCELS, 1]
 
 
 def test_a_call_that_timed_out_is_passed_over_and_its_answer_dropped() -> None:
@@ -339,7 +339,7 @@ def test_a_call_that_timed_out_is_passed_over_and_its_answer_dropped() -> None:
     router.on_known("pool")
     (send,), _ = router.route_waiting("pool", START)
     assert targets([send]) == [("a", ["2"])]
-    assert [cancel.places for cancel in router.on_timeout(second)] == [[(send.number, 0)]]
+    assert [cancel.calls for cancel in router.on_timeout(second)] == [[(send.number, 0)]]
     assert router.on_reply(send.number, "a", [(0, True, b"")]) == []
 
 

@@ -8,8 +8,9 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -106,9 +107,10 @@ def test_the_definition_tells_generators_and_their_windows() -> None:
 # ---- the producer ---------------------------------------------------------------------------------------
 
 
-class Job(NamedTuple):
+@dataclass(frozen=True)
+class Job:
     reply: str
-    place: int
+    index: int
     cancellation: Cancellation
     method: str = "numbers"
 

@@ -118,9 +118,9 @@ class BroadcastAnswers(Generic[T]):
     def too_late(self, timeout: float | None) -> ActorTimeoutError:
         return ActorTimeoutError(f"{self.call}: not all members have answered after {timeout:g} s")
 
-    def answer(self, place: int, timeout: float | None) -> Answer[T]:
-        """What the member at that place says by now; `timeout` is what it was given for that."""
-        member, future = self.members[place], self.futures()[place]
+    def answer(self, index: int, timeout: float | None) -> Answer[T]:
+        """What the member with that index says by now; `timeout` is what it was given for that."""
+        member, future = self.members[index], self.futures()[index]
         if not future.done():
             late = (
                 f"{self.call}: {member.endpoint_id} has not answered after {timeout:g} s; the call may run, or have run"
@@ -203,19 +203,19 @@ class BroadcastResult(Generic[T]):
         deadline = self._carry(timeout)
         futures = self.futures(timeout)
         wait_for_all(futures, None if deadline is None else deadline - time.monotonic())
-        return [self._answers.answer(place, timeout) for place in range(len(futures))]
+        return [self._answers.answer(index, timeout) for index in range(len(futures))]
 
     def as_completed(self, timeout: float | None = None) -> Iterator[Answer[T]]:
         """What each member says, as it comes; `timeout` seconds after the first was asked for, as `answers` has them."""
         deadline = deadline_after(timeout)
-        places = {future: place for place, future in enumerate(self.futures(timeout))}
+        indexes = {future: index for index, future in enumerate(self.futures(timeout))}
         left_s = None if deadline is None else max(deadline - time.monotonic(), 0)
         try:
-            for future in concurrent.futures.as_completed(list(places), left_s):
-                yield self._answers.answer(places.pop(cast("ActorFuture[T]", future)), timeout)
+            for future in concurrent.futures.as_completed(list(indexes), left_s):
+                yield self._answers.answer(indexes.pop(cast("ActorFuture[T]", future)), timeout)
         except TimeoutError:
-            for place in places.values():
-                yield self._answers.answer(place, timeout)
+            for index in indexes.values():
+                yield self._answers.answer(index, timeout)
 
     def __iter__(self) -> Iterator[T]:
         return _Results(concurrent.futures.as_completed(self.futures()))
@@ -256,7 +256,7 @@ class AsyncBroadcastResult(Generic[T]):
     async def answers(self, timeout: float | None = None) -> list[Answer[T]]:
         """What each member says, as BroadcastResult.answers has it."""
         futures = await self._wait(timeout)
-        return [self._answers.answer(place, timeout) for place in range(len(futures))]
+        return [self._answers.answer(index, timeout) for index in range(len(futures))]
 
     async def _wait(self, timeout: float | None) -> list[ActorFuture[T]]:
         deadline = deadline_after(timeout)
@@ -268,12 +268,12 @@ class AsyncBroadcastResult(Generic[T]):
     async def as_completed(self, timeout: float | None = None) -> AsyncIterator[Answer[T]]:
         """What each member says, as BroadcastResult.as_completed has it."""
         deadline = deadline_after(timeout)
-        places = {_watched(future): place for place, future in enumerate(await self.futures(timeout))}
-        while places:
+        indexes = {_watched(future): index for index, future in enumerate(await self.futures(timeout))}
+        while indexes:
             left_s = None if deadline is None else max(deadline - time.monotonic(), 0)
-            done, _ = await asyncio.wait(places, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            for each in done or list(places):
-                yield self._answers.answer(places.pop(each), timeout)
+            done, _ = await asyncio.wait(indexes, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            for each in done or list(indexes):
+                yield self._answers.answer(indexes.pop(each), timeout)
 
     def __aiter__(self) -> AsyncIterator[T]:
         return _AsyncResults(self)

@@ -150,7 +150,7 @@ class LaneCalls:
             except InvalidMessageError as error:
                 log.warning("an answer was dropped: %s", error)
                 return
-            _place, ok, payload = replies[0]
+            _index, ok, payload = replies[0]
             if ok is True and (payload[:1] == codec.PICKLE or not payloads.is_stored(payload)):
                 held = payload if payload[:1] == codec.PICKLE else payloads.held(payload)
                 if isinstance(message, BroadcastOut) and message.take(endpoint_id, held):

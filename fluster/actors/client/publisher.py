@@ -112,9 +112,9 @@ class Notices:
     async def publish(self) -> None:
         cancels, self._cancels = self._cancels, []
         for cancel in cancels:
-            for inbox, places in self._by_inbox(cancel.member, cancel.places):
+            for inbox, calls in self._by_inbox(cancel.member, cancel.calls):
                 reply = f"{inbox}.{cancel.number}"
-                await self._tell(cancel.member, frames.CANCEL, frames.encode_cancel(places), reply)
+                await self._tell(cancel.member, frames.CANCEL, frames.encode_cancel(calls), reply)
         if self.read:
             await self._publish_read()
 
@@ -123,10 +123,10 @@ class Notices:
         for call in {self.read.popleft() for _ in range(len(self.read))}:
             found, reader = self._router.where(call), call.ticket
             if found is not None and isinstance(reader, ItemsTicket):
-                member, place = found
+                member, position = found
                 progress = reader.progress
                 of_member = reads.setdefault(member.address, (member, []))[1]
-                of_member.append((*place, progress.told_items, progress.told_size))
+                of_member.append((*position, progress.told_items, progress.told_size))
         for member, of_streams in reads.values():
             for inbox, reads_there in self._by_inbox(member, of_streams):
                 await self._tell(member, frames.READ, frames.encode_reads(reads_there), f"{inbox}.0")
@@ -153,7 +153,7 @@ class Notices:
         if not subjects.is_inbox(to):
             log.warning("refused to answer %s: its reply subject %s is not an inbox", endpoint_id, to)
             return
-        wanted = any(self._router.is_wanted(number, endpoint_id, place) for place, _kind, _payload in replies)
+        wanted = any(self._router.is_wanted(number, endpoint_id, index) for index, _kind, _payload in replies)
         try:
             await self._bus.publish(to, frames.WANTED if wanted else frames.UNWANTED)
         except BusError as error:

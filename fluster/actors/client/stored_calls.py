@@ -181,7 +181,7 @@ class StoredCalls:
         except InvalidMessageError as error:
             self._finish([Done(call, ok=False, error=error)])
             return
-        _place, ok, payload = replies[0]
+        _index, ok, payload = replies[0]
         self._finish([Done(call, bool(ok), payload)])
 
     def on_disconnected(self) -> None:

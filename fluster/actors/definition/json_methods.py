@@ -112,7 +112,7 @@ def _adapter(annotation: Any, scope: dict[str, Any]) -> TypeAdapter[Any]:
         return _ANY
 
 
-def _validated(adapter: TypeAdapter[Any], wrong: list[str], place: tuple[str | int, ...], value: Any) -> Any:
+def _validated(adapter: TypeAdapter[Any], wrong: list[str], path: tuple[str | int, ...], value: Any) -> Any:
     if adapter is _ANY:
         return value
     try:
@@ -120,7 +120,7 @@ def _validated(adapter: TypeAdapter[Any], wrong: list[str], place: tuple[str | i
         return adapter.validate_json(json.dumps(value))
     except ValidationError as error:
         for each in error.errors(include_url=False, include_context=False):
-            where = ".".join(str(part) for part in (*place, *each["loc"]))
+            where = ".".join(str(part) for part in (*path, *each["loc"]))
             wrong.append(f"{where}: {each['msg']}, not {json.dumps(each['input'], default=repr)[:80]}")
         return value
 

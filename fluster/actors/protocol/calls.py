@@ -151,7 +151,7 @@ class Cancel(NamedTuple):
 
     number: int
     member: Member
-    places: list[tuple[int, int]]  # [(number of the message that took the call there, place in it), …]
+    calls: list[tuple[int, int]]  # [(number of the message that took the call there, index in it), …]
 
 
 class Part(NamedTuple):

@@ -36,7 +36,7 @@ READ = "_read"  # tells how far the reader of a stream has come
 NOTICES = (CANCEL, READ)  # beside calls; not answered, and no harm when told twice
 MAX_ITEMS = 1_000  # of a stream, in one reply
 
-# What a reply says of its call, in the place of True for a result and False for a failure. Those that follow do not
+# What a reply says of its call, in place of True for a result and False for a failure. Those that follow do not
 # end it: it was found to be a stream, with its window; items, as (number of the first, [item, …]); a question whether
 # there is still a reader. The end of a stream is a result without content.
 OPENED, ITEMS, PROBE = 2, 3, 4
@@ -109,33 +109,33 @@ def decode_calls(data: bytes) -> list[WireCall]:
     raise InvalidMessageError(f"{type(calls).__name__} is not a list of calls (method, deadline, payload)")
 
 
-def encode_cancel(places: list[tuple[int, int]]) -> bytes:
-    """A message that says of calls, each given as (number of its message, place there), that they are no longer waited for."""
-    return json.dumps(places).encode()  # nothing is unpickled for it, as some actors take JSON only
+def encode_cancel(calls: list[tuple[int, int]]) -> bytes:
+    """A message that says of calls, each given as (number of its message, index there), that they are no longer waited for."""
+    return json.dumps(calls).encode()  # nothing is unpickled for it, as some actors take JSON only
 
 
 def cancelled_calls(reply: str, payload: bytes) -> list[tuple[str, int]]:
-    """The (reply subject, place) of each call that a cancel names; only of calls whose replies go to the inbox that
+    """The (reply subject, index) of each call that a cancel names; only of calls whose replies go to the inbox that
     this message came with. Raises InvalidMessageError.
     """
     inbox = reply.rpartition(".")[0]
     try:
-        return [(f"{inbox}.{number:d}", place) for number, place in json.loads(payload)]
+        return [(f"{inbox}.{number:d}", index) for number, index in json.loads(payload)]
     except Exception as error:
         raise InvalidMessageError(f"no calls to cancel could be read from {len(payload):,} bytes: {error}") from error
 
 
 def encode_reads(reads: list[tuple[int, int, int, int]]) -> bytes:
-    """A message that says how far streams are read: [(number of its call's message, place there, items, bytes), …]."""
+    """A message that says how far streams are read: [(number of its call's message, index there, items, bytes), …]."""
     return json.dumps(reads).encode()
 
 
 def reads_of(reply: str, payload: bytes) -> list[tuple[tuple[str, int], int, int]]:
-    """((reply subject, place) of its call, items, bytes) of each stream. Raises InvalidMessageError."""
+    """((reply subject, index) of its call, items, bytes) of each stream. Raises InvalidMessageError."""
     inbox = reply.rpartition(".")[0]
     try:
         reads = json.loads(payload)
-        return [((f"{inbox}.{number:d}", place), int(items), int(size)) for number, place, items, size in reads]
+        return [((f"{inbox}.{number:d}", index), int(items), int(size)) for number, index, items, size in reads]
     except Exception as error:
         raise InvalidMessageError(
             f"nothing that was read could be read from {len(payload):,} bytes: {error}"

@@ -25,9 +25,9 @@ class MessageOut:
         """Who has that one of its calls."""
         return key if self.member is None else self.member.endpoint_id
 
-    def key(self, endpoint_id: str, place: int) -> Any:
+    def key(self, endpoint_id: str, index: int) -> Any:
         """As what that member knows one of its calls."""
-        return endpoint_id if self.member is None else place
+        return endpoint_id if self.member is None else index
 
     def key_of(self, call: Call) -> Any:
         return next(key for key, each in self.calls.items() if each is call)
@@ -140,7 +140,7 @@ class MessagesOut:
         call.payload = b""
 
     def where(self, call: Call) -> tuple[Member, tuple[int, int]] | None:
-        """Who has a call, and as what: (number of its message, place there). None for one that is not out."""
+        """Who has a call, and as what: (number of its message, index there). None for one that is not out."""
         message = self.get(call.number)
         if message is None or call.number is None:
             return None
@@ -162,6 +162,6 @@ class MessagesOut:
             for key, call in message.calls.items():
                 if call.number != number or (call.over and not call.ticket.cancelled()):
                     raise AssertionError(f"{call} is out in message {number} and says {call.number}, {call.over=}")
-                place = (message.pool.name, message.endpoint_id(key))
-                counted[place] = counted.get(place, 0) + 1
+                member = (message.pool.name, message.endpoint_id(key))
+                counted[member] = counted.get(member, 0) + 1
         return counted

@@ -203,13 +203,13 @@ class Router:
         return self._messages.bytes
 
     def where(self, call: Call) -> tuple[Member, tuple[int, int]] | None:
-        """Who has a call, and as what: (number of its message, place there). None for one that is not out."""
+        """Who has a call, and as what: (number of its message, index there). None for one that is not out."""
         return self._messages.where(call)
 
-    def is_wanted(self, number: int, endpoint_id: str, place: int) -> bool:
+    def is_wanted(self, number: int, endpoint_id: str, index: int) -> bool:
         """True while that call is waited for."""
         message = self._messages.get(number)
-        call = message.calls.get(message.key(endpoint_id, place)) if message is not None else None
+        call = message.calls.get(message.key(endpoint_id, index)) if message is not None else None
         return call is not None and not call.over
 
     # ---- on their way back ------------------------------------------------------------------------------
@@ -333,13 +333,13 @@ class Router:
             found = self.where(call)
             if found is None:
                 continue
-            member, place = found
+            member, position = found
             self._messages.drop_payload(call)
             cancel = cancels.get(member.endpoint_id)
             if cancel is None:  # its number comes after those of the calls, also where broadcasts are put in order
                 cancel = cancels[member.endpoint_id] = Cancel(self._messages.next_number(), member, [])
-            cancel.places.append(place)
-            if len(cancel.places) == frames.MAX_CANCELS:
+            cancel.calls.append(position)
+            if len(cancel.calls) == frames.MAX_CANCELS:
                 full.append(cancels.pop(member.endpoint_id))
         return full + list(cancels.values())
 

@@ -248,7 +248,7 @@ class Host:
 
     async def _ask_reader(self, producer: Producer) -> None:
         """End a stream whose reader is gone. Silence alone says nothing: the server knows who is there."""
-        question = frames.encode_replies(producer.endpoint_id, [(producer.place, frames.PROBE, None)])
+        question = frames.encode_replies(producer.endpoint_id, [(producer.index, frames.PROBE, None)])
         try:
             answer = await self._bus.request(producer.subject, question)
             gone = answer.data == frames.UNWANTED

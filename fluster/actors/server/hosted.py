@@ -101,7 +101,7 @@ class HostedActor:
             for name, method in self.methods.items()
             if method.is_async or method.takes_context or method.window is not None
         }
-        # {(reply subject, place): of a call that is here}
+        # {(reply subject, index): of a call that is here}
         self._cancellations: dict[tuple[str, int], Cancellation] = {}
         self._notices = {frames.CANCEL: self._on_cancel, frames.READ: self.streams.on_read}
         self._actor_loop = actor_loop
@@ -187,8 +187,8 @@ class HostedActor:
             count = 1 if is_json else len(frames.decode_calls(delivery.data))
         except InvalidMessageError as unreadable:
             error, count = unreadable, 1
-        for place in range(count):
-            self._replies.send_failure(Job(delivery.reply, place, "", None, b"", is_json=is_json), error)
+        for index in range(count):
+            self._replies.send_failure(Job(delivery.reply, index, "", None, b"", is_json=is_json), error)
 
     def _accept_json(self, delivery: Delivery) -> None:
         method = subjects.last_token(delivery.subject)
@@ -212,7 +212,7 @@ class HostedActor:
             self._replies.send_failure(
                 job, AttributeError(f"{self.kind} has no method {job.method!r}{near(job.method, self.methods)}")
             )
-        elif not (mailbox := group.mailbox).put(job, len(job.payload), (job.reply, job.place) if job.reply else None):
+        elif not (mailbox := group.mailbox).put(job, len(job.payload), (job.reply, job.index) if job.reply else None):
             text = (
                 f"{self.context.actor_name} has {len(mailbox):,} calls waiting: "
                 "send less at a time, or add members to its pool"
@@ -228,7 +228,7 @@ class HostedActor:
     def _made_cancellable(self, job: Job) -> Job:
         cancellation = Cancellation()
         if job.reply:  # else it has no name by which it could be cancelled
-            self._cancellations[job.reply, job.place] = cancellation
+            self._cancellations[job.reply, job.index] = cancellation
         return dataclasses.replace(job, cancellation=cancellation)
 
     def _on_notice(self, message: Job) -> None:
@@ -296,7 +296,7 @@ class HostedActor:
             self._go_on(job, group)
             return
         if LogContext.in_use:
-            set_running(RunningCall(str(self.context.actor_name), job.method, job.reply, job.place))
+            set_running(RunningCall(str(self.context.actor_name), job.method, job.reply, job.index))
         if job.trace is None:
             self._run(job, group)
         else:
@@ -305,7 +305,7 @@ class HostedActor:
 
     def _go_on(self, producer: Producer, group: _Group) -> None:
         if LogContext.in_use:
-            set_running(RunningCall(str(self.context.actor_name), producer.method, producer.subject, producer.place))
+            set_running(RunningCall(str(self.context.actor_name), producer.method, producer.subject, producer.index))
         if (replacing := self.supervisor.replacing) is not None:
             replacing.wait()
         self.streams.run_burst(producer, group)
@@ -435,7 +435,7 @@ class HostedActor:
 
     def _forget(self, job: Job) -> None:
         """It can no longer be cancelled."""
-        self._cancellations.pop((job.reply, job.place), None)
+        self._cancellations.pop((job.reply, job.index), None)
 
     @staticmethod
     def _leave(job: Job, group: _Group, error: BaseException | None) -> None:

@@ -36,11 +36,11 @@ class Intake:
         arrived, self._arrived = self._arrived, []
         if self._mixed:
             self._mixed = False
-            arrived.sort(key=_place)
+            arrived.sort(key=_position)
         for delivery in arrived:
             self._accept(delivery)
 
 
-def _place(delivery: Delivery) -> tuple[str, int]:
+def _position(delivery: Delivery) -> tuple[str, int]:
     inbox, _, number = delivery.reply.rpartition(".")
     return (inbox, int(number)) if number.isascii() and number.isdigit() else (delivery.reply, 0)

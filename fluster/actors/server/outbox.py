@@ -31,7 +31,7 @@ class Reply:
 
     subject: str
     endpoint_id: str
-    place: int  # of the call in its message
+    index: int  # of the call in its message
     ok: int  # True, False, or what else frames.py lists
     payload: Any
     headers: dict[str, str] | None = None
@@ -120,7 +120,7 @@ class Outbox:
         except Exception as error:
             error.add_note(f"the result has {len(reply.payload):,} bytes: return less, or the path of a file")
             reply = replace(reply, ok=False, payload=encode_failure(error))
-        wire = (reply.place, reply.ok, reply.payload)
+        wire = (reply.index, reply.ok, reply.payload)
         await self._publish(reply.subject, frames.encode_replies(reply.endpoint_id, [wire]))
 
     async def _publish(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
@@ -145,7 +145,7 @@ def joined(ready: Sequence[Reply | Producer]) -> Iterable[Message]:
         reply = ready[0]
         if not reply.endpoint_id:
             return ((reply.subject, reply.payload, reply.headers),)
-        together = [(reply.place, reply.ok, reply.payload)]
+        together = [(reply.index, reply.ok, reply.payload)]
         return ((reply.subject, frames.encode_replies(reply.endpoint_id, together), None),)
     return _joined(ready)
 
@@ -162,10 +162,10 @@ def _joined(ready: Sequence[Reply | Producer]) -> Iterator[Message]:
             together[key], sizes[key] = [], []
         if isinstance(reply, Producer):
             for size, items in reply.take():
-                together[key].append((reply.place, reply.ok, items))
+                together[key].append((reply.index, reply.ok, items))
                 sizes[key].append(size)
         else:
-            together[key].append((reply.place, reply.ok, reply.payload))
+            together[key].append((reply.index, reply.ok, reply.payload))
             sizes[key].append(len(reply.payload))
     for key, replies in together.items():
         for batch in frames.batches(replies, sizes[key]):

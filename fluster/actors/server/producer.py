@@ -32,7 +32,7 @@ class StreamCall(Protocol):
     @property
     def reply(self) -> str: ...
     @property
-    def place(self) -> int: ...
+    def index(self) -> int: ...
     @property
     def method(self) -> str: ...
     @property
@@ -61,7 +61,7 @@ class Producer:
     ) -> None:
         self.endpoint_id = endpoint_id
         self.subject: str = call.reply
-        self.place: int = call.place
+        self.index: int = call.index
         self.method: str = call.method
         self.error: BaseException | None = None  # with which it ended
         self._heard_of = True  # its reader, since this was last asked

@@ -27,7 +27,7 @@ class Job:
     """A call in the mailbox."""
 
     reply: str
-    place: int  # in its message
+    index: int  # in its message
     method: str
     deadline: tuple[str, float, float] | None
     payload: bytes
@@ -70,14 +70,14 @@ class Replies:
         except TypeError as error:
             return error
         if not job.is_json:
-            self.outbox.add(Reply(reply, self._endpoint_id, job.place, True, payload))
+            self.outbox.add(Reply(reply, self._endpoint_id, job.index, True, payload))
             return None
         if len(payload) > self._max_json:
             return MessageTooLargeError(
                 f"the result of {self._actor}.{job.method} has {len(payload):,} bytes, over the "
                 f"server's limit of {self._max_json:,}: return less, or the path of a file"
             )
-        self.outbox.add(Reply(reply, "", job.place, True, payload))
+        self.outbox.add(Reply(reply, "", job.index, True, payload))
         return None
 
     def send_failure(self, job: Job, error: BaseException, *, advice: str = "") -> None:
@@ -117,4 +117,4 @@ class Replies:
 
     def _send(self, job: Job, *, ok: bool, payload: bytes) -> None:
         endpoint_id = "" if job.is_json else self._endpoint_id
-        self.outbox.add(Reply(job.reply, endpoint_id, job.place, ok, payload))
+        self.outbox.add(Reply(job.reply, endpoint_id, job.index, ok, payload))

@@ -38,7 +38,7 @@ class Streams:
         self._max_item = max_item
         self._store = store
         self._actor_loop = actor_loop
-        self._open: dict[tuple[str, int], Producer] = {}  # {(reply subject, place): of those that have not ended}
+        self._open: dict[tuple[str, int], Producer] = {}  # {(reply subject, index): of those that have not ended}
 
     def open(
         self,
@@ -60,8 +60,8 @@ class Streams:
             resume=group.mailbox.put_back,
             on_end=on_end,
         )
-        self._open[call.reply, call.place] = producer
-        self.outbox.add(Reply(call.reply, producer.endpoint_id, call.place, frames.OPENED, tuple(window)))
+        self._open[call.reply, call.index] = producer
+        self.outbox.add(Reply(call.reply, producer.endpoint_id, call.index, frames.OPENED, tuple(window)))
         self.run_burst(producer, group)
 
     def _stored(self, data: bytes) -> Future[bytes] | None:
@@ -85,7 +85,7 @@ class Streams:
         if not ended:
             group.stand_aside()
             return
-        self._open.pop((producer.subject, producer.place), None)
+        self._open.pop((producer.subject, producer.index), None)
         if producer.is_cancelled and isinstance(producer.error, Exception):
             log.info("a generator of %s failed while it was closed", self._context.actor_name, exc_info=producer.error)
         producer.on_end(producer)
