@@ -11,8 +11,6 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from fluster_bus.connection.web_sockets import without_web_sockets
-
 _later: list[str] = []
 
 
@@ -26,9 +24,8 @@ def import_now() -> None:
     collects = gc.isenabled()
     gc.disable()  # nothing of a module is garbage
     try:
-        with without_web_sockets():
-            for name in _later:  # all, also when another thread is at it; these may name more
-                importlib.import_module(name)
+        for name in _later:  # all, also when another thread is at it; these may name more
+            importlib.import_module(name)
     finally:
         if collects:
             gc.enable()

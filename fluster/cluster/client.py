@@ -23,7 +23,6 @@ from fluster.cluster.task.task_context import CONTROLLER_ADDRESS, NAMESPACE, Tas
 from fluster.errors import JobFailedError
 from fluster.later import import_later
 from fluster_bus.access.address import ADDRESS_VARIABLE, BusAddress
-from fluster_bus.connection.web_sockets import without_web_sockets
 from fluster_bus.core.errors import CredentialsError
 from fluster_bus.core.names import JobId, Namespace, check_namespace
 
@@ -97,9 +96,8 @@ class AsyncCluster:
         ConnectionLostError. Raises ConnectError, CredentialsError, also when these credentials are for another namespace,
         and ServiceError when the cluster does not have the namespace.
         """
-        with without_web_sockets():
-            from fluster.cluster.jobs.job_states import UNANSWERED
-            from fluster_bus.connection.bus import Bus
+        from fluster.cluster.jobs.job_states import UNANSWERED
+        from fluster_bus.connection.bus import Bus
 
         if address is None and os.environ.get(ADDRESS_VARIABLE):  # as in every task, which needs no more modules for it
             address = BusAddress.from_environment()

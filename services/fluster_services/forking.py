@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from fluster_bus.connection.web_sockets import without_web_sockets
 from fluster_services.shared_memory import keep_shared
 
 _DISABLE_PLUGINS, _ALL = "PYDANTIC_DISABLE_PLUGINS", "__all__"
@@ -26,7 +25,7 @@ def import_own(*modules: str) -> None:
     Pydantic's plugins are for the models of users. It would search every installed package for some at the first model, which takes
     5 to 15 ms; a task that defines one does that now.
     """
-    with _without_plugins(), without_web_sockets():
+    with _without_plugins():
         for module in modules:
             importlib.import_module(module)
 
