@@ -41,7 +41,7 @@ from fluster_bus.server_process import (
 if TYPE_CHECKING:
     from fluster_bus.trust.authority import Authority
 
-MIN_STORE_LIMIT_BYTES = 16 << 30  # of a store that nobody gave another limit
+MIN_STORE_LIMIT_BYTES = 16 << 30  # of a store for which no other limit was given
 
 MIN_FREE_BYTES = 32 << 20
 _MEMORY_LIMIT_BYTES = 256 << 20
@@ -57,7 +57,7 @@ class EmbeddedServer:
     EmbeddedServer. Starting it again after it died or was stopped keeps port, store and passwords.
 
     On Linux it dies with the *thread* that called `start`, however that ends; so start it from a thread that lives as
-    long as it shall. Elsewhere it outlives an owner that is killed, and only `stop` ends it.
+    long as it should. Elsewhere it outlives an owner that is killed, and only `stop` ends it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class EmbeddedServer:
         With an `authority` it takes the users that this issues, else those of `credentials`. The store may grow to 16 GiB, or to
         what the namespaces need by their `bounds`: 1 GiB for each, and one more, where none is given.
 
-        Raises InvalidNameError for a name that is no namespace.
+        Raises InvalidNameError for a name that cannot be a namespace.
         """
         self._given_dir = store_dir
         self._store_dir: Path | None = None
@@ -115,7 +115,7 @@ class EmbeddedServer:
         return self.store_dir / "nats-server.log"
 
     def free_bytes(self) -> int:
-        """The room on the disk of its folder. Raises OSError when somebody removed that."""
+        """The room on the disk of its folder. Raises OSError when that was removed."""
         return shutil.disk_usage(self.store_dir).free
 
     @property
@@ -330,7 +330,7 @@ class EmbeddedServer:
 
 
 class _PortBusyError(ServerStartError):
-    """Somebody else listens there."""
+    """Another program listens there."""
 
 
 @contextmanager

@@ -156,13 +156,13 @@ def status_text(code: int) -> str:
 
 
 def private_file(path: Path) -> BinaryIO:
-    """A file that only its owner can open; a new one, since somebody may have an older one open already."""
+    """A file that only its owner can open; a new one, since another process may have an older one open already."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 def free_port() -> int:
-    """A loopback port on which nobody listens at the moment."""
+    """A loopback port on which no program listens at the moment."""
     for port in random.sample(_PORTS, PORT_ATTEMPTS):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -112,7 +112,7 @@ def test_who_comes_too_late_is_told(arena: Arena, peer: Peer) -> None:
     again = lend(arena, "other")
     assert again.span.reference.start == Reference.decode(reference).start
     assert not peer.hold("a", reference)
-    assert "its sender has no use for it any more" in peer.read("a")
+    assert "its sender has released it" in peer.read("a")
 
 
 def test_what_is_held_is_not_written_over(arena: Arena, peer: Peer) -> None:
@@ -329,8 +329,8 @@ def test_references_that_point_elsewhere_are_refused(arena: Arena, peer: Peer, p
         (reference._replace(start=last), "outside of the arena"),
         (reference._replace(sizes=(*reference.sizes, last)), "outside of the arena"),
         (reference._replace(slot=1 << 20), "outside of the arena"),
-        (reference._replace(generation=77), "no use for it any more"),
-        (reference._replace(slot=9), "no use for it any more"),
+        (reference._replace(generation=77), "has released it"),
+        (reference._replace(slot=9), "has released it"),
     ):
         assert not peer.hold("a", wrong.encode())
         assert reason in peer.read("a")

@@ -48,7 +48,7 @@ class BusAddress:
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)  # signed by the cluster; in place of a password
     seed: str | None = field(default=None, repr=False)  # of the key that the token names
-    ca: str | None = field(default=None, repr=False)  # certificates (PEM) of who signed those of the servers
+    ca: str | None = field(default=None, repr=False)  # PEM, of the authority of the servers' certificates
     file: Path | None = field(default=None, repr=False, compare=False)  # where all of this stands, for messages
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class BusAddress:
     def parse(cls, text: str) -> Self:
         """The address in a URL (`nats://user:password@host:port`, several with commas) or in the file of that path.
 
-        Who signs the servers' certificates stands in the file, or in that which FLUSTER_CA names. Raises AddressError, which
+        The authority of the servers' certificates stands in the file, or in that which FLUSTER_CA names. Raises AddressError, which
         never shows a password.
         """
         return cls._parse(text.strip()).with_ca_of(os.environ)

@@ -42,7 +42,9 @@ def read_certificates(path: Path) -> str:
     except OSError as error:
         raise AddressError(f"the certificates in {path} cannot be read: {error.strerror}") from error
     if not found:
-        raise AddressError(f"the file {path} holds no certificate: name one in PEM, of who signed those of the servers")
+        raise AddressError(
+            f"the file {path} holds no certificate: name one in PEM, of the authority that signed those of the servers"
+        )
     return found
 
 

@@ -1,6 +1,6 @@
 """Keeps every controller from leading while the store is restored.
 
-Who restores takes the leader's seat, as a controller would, and marks it. A controller that sees the mark starts over and waits until it is
+The program that restores takes the leader's seat, as a controller would, and marks it. A controller that sees the mark starts over and waits until it is
 gone, as does one that starts meanwhile; it stays when a restore ends in the middle, since a controller must not lead what is only partly there.
 """
 
@@ -42,7 +42,7 @@ _TAKEN_WITHIN_S, _LEFT_WITHIN_S, _PAUSE_S = 10.0, 30.0, 0.1
 
 
 class RestoringLead:
-    """The leader's seat, held by who restores. Make one with `RestoringLead.take`."""
+    """The leader's seat, held by the restoring program. Make one with `RestoringLead.take`."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -90,7 +90,7 @@ class RestoringLead:
                 return
 
     async def _wait_silent(self, row: Row[Leader]) -> None:
-        """Return when who marked the seat has ended. Raises BackupError when it goes on."""
+        """Return when the program that marked the seat has ended. Raises BackupError when it goes on."""
         await asyncio.sleep(_SILENT_S)
         now = await self._leaders.get(buckets.LEADER_KEY)
         if now is None or now.revision != row.revision:
@@ -111,7 +111,7 @@ class RestoringLead:
                 log.info("the leader's seat is renewed later: %s", error)
 
     async def _wait_alone(self) -> None:
-        """Return when no controller answers requests: who led has seen that it does not any more."""
+        """Return when no controller answers requests: the leader has seen that it no longer leads."""
         deadline = time.monotonic() + _LEFT_WITHIN_S
         where = subjects.ensure_namespace(DEFAULT_NAMESPACE)  # which none but a leader hears
         unanswered = 0
@@ -136,7 +136,7 @@ class RestoringLead:
         return await self._leaders.copies()
 
     def check(self) -> None:
-        """Raise BackupError when somebody else has taken the seat."""
+        """Raise BackupError when another process has taken the seat."""
         if self._lost:
             raise BackupError(
                 "another one took the leader's seat while this restored: stop all controllers, and try again"

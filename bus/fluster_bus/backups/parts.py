@@ -1,6 +1,6 @@
 """Which streams of a cluster belong into a backup, and in which order they are read and restored. Pure.
 
-They are read one after the other while the cluster runs. So that each agrees with those before it, though it tells of a later moment:
+They are read one after the other while the cluster runs. So that each agrees with those before it, though it shows a later moment:
 
     submissions   first: what is not recorded yet is recorded later; what was meanwhile, the records tell
     requests      as soon after the submissions as can be: they go as soon as their job is recorded
@@ -10,7 +10,7 @@ They are read one after the other while the cluster runs. So that each agrees wi
     records       each job and task as it is at one moment
     all else      after the records: what a record names is there
 
-Restored they are with the submissions last: whoever submits then finds all else.
+Restored they are with the submissions last: so a submission finds all else.
 """
 
 from __future__ import annotations

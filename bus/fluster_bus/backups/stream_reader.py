@@ -1,6 +1,6 @@
 """Reads a whole stream for a backup, so that what was read is what the stream had at one moment.
 
-A bucket keeps the last message of each key, and its writers go on: a key that is written anew moves to the end. So whoever reads on until the
+A bucket keeps the last message of each key, and its writers go on: a key that is written anew moves to the end. So a reader that goes on until the
 end of the stream has met each key as it is then, and an older message under the same key at most beside it, of which a server
 that restores both keeps the later.
 
@@ -106,7 +106,7 @@ class StreamReader:
 
 
 async def stream_told(bus: Bus, stream: str) -> dict[str, Any]:
-    """What the server tells of a stream: its `config` and `state`. Raises StreamNotFoundError, StorageError, BusError."""
+    """What the server says about a stream: its `config` and `state`. Raises StreamNotFoundError, StorageError, BusError."""
     try:
         told: dict[str, Any] = json.loads((await bus.request(server_subjects.stream_info(stream))).data)
     except NoRespondersError as error:

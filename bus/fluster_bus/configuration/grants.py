@@ -166,7 +166,7 @@ def _autoscaler(name: str) -> Permissions:
 
 
 def _announced() -> tuple[str, ...]:
-    """Where those are asked who serve something."""
+    """Where those that serve something are asked."""
     return tuple(
         verb for name in server_subjects.SERVICE_VERBS for verb in _with_below(server_subjects.service_verb(name))
     )

@@ -32,7 +32,7 @@ def permissions(user: User, namespaces: Sequence[str]) -> Permissions:
 
 # JetStream lives in an account of its own, without users, and everybody uses it through imports. This closes what
 # permissions leave open: the server checks neither the reply subject of a message nor its own answer to it. In one
-# account, whoever may write anything to any stream has the acknowledgement put where no permission lets him write: onto
+# account, a user that may write anything to any stream has the acknowledgement put where no permission lets it write: onto
 # a job's record (tried: `{"stream": …, "seq": …}` replaced it) or a request of JetStream's own. An answer that comes
 # in from another account reaches subscribers only, no stream and no import. It costs the server some 10 µs for each read
 # and write of state, and nothing for calls.
@@ -45,7 +45,7 @@ def accounts_configuration(
 ) -> str:
     """The `accounts` block of a server; `password` gives each user's, quoted or as a variable.
 
-    Controllers are told of `store_bytes`, and divide them; a server tells nobody of its own limit.
+    Controllers are given `store_bytes`, and divide them; a server does not announce its own limit.
     """
     store = "enabled" if store_bytes is None else f"{{ max_mem: -1, max_file: {store_bytes} }}"
     lines = [
@@ -199,7 +199,7 @@ _PASSWORDS = """\
 
 _PRODUCTION = """\
 server_name: {name}
-# Other machines come in here; who has credentials can run code.
+# Other machines come in here; a user with credentials can run code.
 listen: {listen}
 {encryption}\
 # There is no `http` port for monitoring: it asks for no credentials, and shows every connection's subjects, by which replies can be forged.

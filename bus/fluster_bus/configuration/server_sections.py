@@ -78,7 +78,7 @@ PLAIN = """\
 def group(routes: Sequence[str], port: int, folder: str) -> str:
     """The lines that make a server one of a group whose servers are reached at `routes`. Each needs a `server_name` of its own.
 
-    Who has a certificate of the authority is a server of the group, so no user is to have one.
+    One that has a certificate of the authority is a server of the group, so no user is to have one.
     """
     return "\n".join(
         [

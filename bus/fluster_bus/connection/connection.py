@@ -1,4 +1,4 @@
-"""The life of a connection to the bus: it is made, lost, rebuilt and closed, and the answers that it waits for are told of that."""
+"""The life of a connection to the bus: how it is made, lost, rebuilt and closed; what waits for answers fails when it is lost."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Connection:
         self._pings = pings or PingTiming.of_this_process()
         self._nats = QuickClient()
         self._replies = Replies()
-        # A secret of this connection: who sees one reply subject can neither guess nor hear another's.
+        # A secret of this connection: one that sees one reply subject can neither guess nor hear another's.
         self._inbox = f"{address.inbox_prefix()}.{secrets.token_urlsafe(16)}"
         self._home = address.home
         self._inboxes: dict[str, str] = {}  # {namespace: the same, for the answers of its jobs}
@@ -113,7 +113,7 @@ class Connection:
         self._closing: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()  # the connection was lost while it was being closed, or is closed
         self._handshakes_failed = 0  # since there was a connection
-        self._over: str | None = None  # why there will be no connection any more
+        self._over: str | None = None  # why there will be no further connection
         self._settled = asyncio.Event()  # there is a connection, or there will be none
         self._on_disconnect: list[Callable[[], None]] = []
         self._on_leaving: list[Callable[[], None]] = []
@@ -280,7 +280,7 @@ class Connection:
         self._on_reconnect.append(callback)
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Have `callback` run when there will be no connection any more: it is being closed, or the server closed it for good."""
+        """Have `callback` run when there will be no further connection: it is being closed, or the server closed it for good."""
         self._on_end.append(callback)
 
     def on_leaving(self, callback: Callable[[], None]) -> None:
@@ -288,7 +288,7 @@ class Connection:
         self._on_leaving.append(callback)
 
     def off(self, callback: Callable[[], None]) -> None:
-        """Have `callback` not run any more."""
+        """Have `callback` no longer run."""
         self._on_disconnect = [each for each in self._on_disconnect if each != callback]
         self._on_reconnect = [each for each in self._on_reconnect if each != callback]
         self._on_leaving = [each for each in self._on_leaving if each != callback]

@@ -37,7 +37,7 @@ if __version__.partition(".")[0] not in ("2", "0"):  # 0.0.0: it is installed wi
 
 _CONNECT_TIMEOUT_S = 2.0  # for one server: to take the connection, and then to greet
 # nats-py limits its waits by asyncio.wait_for. That of Python 3.11 forgets a cancellation that comes in the moment of the
-# result: whoever was to end goes on. Told of no limit it forgets none, so the limits are kept here.
+# result: the task that was to end goes on. Without a limit it forgets none, so the limits are kept here.
 NO_LIMIT: Any = None
 
 
@@ -98,7 +98,7 @@ class QuickClient(Client):
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> Msg:
-        """The same, also where a sender chose a subject that is no text."""
+        """The same, also where a sender chose a subject that is not text."""
         where, answer_to = subject.decode("utf-8", "replace"), reply.decode("utf-8", "replace")
         return Msg(self, where, answer_to, data, headers, _sid=sid)
 
@@ -129,7 +129,7 @@ class QuickClient(Client):
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if (
             initial_connection
-        ):  # nats-py would send credentials as they are to whoever says in a tls:// server's place that it has none
+        ):  # nats-py would send credentials as they are to one that says in a tls:// server's place that it has none
             info["tls_required"] = check_offer(self._server, info)
         await super()._process_info(info, initial_connection)
 

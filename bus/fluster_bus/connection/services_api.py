@@ -1,7 +1,7 @@
 """Answers to `nats micro ls / info / stats`, so that plain tools see who serves what.
 
 nats-py's own `nats.micro` runs the handlers as well, one after the other for each endpoint; here they run on the
-subscriptions that serve anyhow, and only its messages are used, imported when somebody asks. Source of the protocol: NATS ADR-32.
+subscriptions that serve anyhow, and only its messages are used, imported on the first question. Source of the protocol: NATS ADR-32.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ class Announcement:
 def read_info(
     data: bytes, *, name: str, instance: str, is_served: Callable[[str], bool]
 ) -> list[tuple[str, Mapping[str, str]]]:
-    """Name and metadata of each endpoint that an answer to `$SRV.INFO.<name>.<instance>` tells of; those without a subject are left out.
+    """Name and metadata of each endpoint in an answer to `$SRV.INFO.<name>.<instance>`; those without a subject are left out.
 
-    Whoever hears the question may answer. Raises InvalidMessageError for an answer of another instance, or one that names a
+    Any program that hears the question may answer. Raises InvalidMessageError for an answer of another instance, or one that names a
     subject that `is_served` says is not the instance's.
     """
     try:

@@ -17,7 +17,7 @@ def _one_ns(namespace: str) -> str:
 
 SUBMIT_STREAM = "FLUSTER_SUBMIT"
 SUBMIT_CONSUMER = "controller"
-# By which a controller tries how much room servers have; nobody writes there.
+# By which a controller tries how much room servers have; nothing is ever written there.
 ROOM_STREAM = "FLUSTER_ROOM"
 WORKERS_BUCKET = "fluster_workers"
 CONTROLLERS_BUCKET = "fluster_controllers"

@@ -90,7 +90,7 @@ class _ForeignError(Exception):
 
 class _PlainPickler(pickle.Pickler):
     def reducer_override(self, _foreign: Any) -> Any:
-        """Asked for what is no number, text, bytes or container of these."""
+        """Called for what is not a number, text, bytes or container of these."""
         raise _ForeignError
 
 
@@ -140,7 +140,7 @@ def mentions_own_modules(pickled: bytes) -> bool:
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """What `encode` was given. Only for bytes from somebody who may run code here."""
+    """What `encode` was given. Only for bytes from a sender that may run code here."""
     return pickle.loads(data)
 
 

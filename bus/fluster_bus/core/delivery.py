@@ -38,7 +38,7 @@ class Delivery(NamedTuple):
 
     @property
     def status(self) -> str | None:
-        """The server's own word on a reply: `503` nobody listens, `404` not found, `204` end of a batch."""
+        """The server's own word on a reply: `503` no program listens, `404` not found, `204` end of a batch."""
         return self.headers.get(STATUS_HEADER) if self.headers and not self.is_stored else None
 
     @property

@@ -7,28 +7,28 @@ FlusterError
     │   └── UntrustedServerError  its certificate has expired, is of another host, or of an unknown authority
     ├── DisconnectedError       the connection is lost; it is being rebuilt
     ├── ClosedError             you closed this connection
-    ├── RequestTimeoutError     nobody answered in time
-    ├── NoRespondersError       nobody listens on that subject
+    ├── RequestTimeoutError     no answer came in time
+    ├── NoRespondersError       no program listens on that subject
     ├── ServiceError            a service answered with an error; `code` is stable
     │   ├── BusyError           it has too many requests of this namespace: ask again in a moment
     │   └── WireVersionError    it and this program have no version of the wire in common: one is to be updated
     ├── MessageTooLargeError
-    ├── AddressError            what names the bus is no address, or its file is not private
+    ├── AddressError            what names the bus is not an address, or its file is not private
     │   └── NoAddressError
     ├── InvalidNameError
     ├── InvalidMessageError     what arrived is not what was agreed
     ├── StorageError            the server could not store it
     │   ├── NamespaceFullError  a namespace has used up its room there
-    │   ├── NamespaceGoneError  the cluster does not have the namespace, or not any more
+    │   ├── NamespaceGoneError  the cluster does not have the namespace, or no longer
     │   ├── StreamNotFoundError
     │   └── StorageTimeoutError the server did not say in time whether it could
-    ├── ObjectNotFoundError     no stored file has that hash, or not any more
+    ├── ObjectNotFoundError     no stored file has that hash, or no longer
     ├── ObjectTooLargeError
     ├── ObjectCorruptError      a stored file is not what its hash says
     ├── PayloadLostError        what a message names lay in the memory of a process that has ended, or let it go
     ├── BackupError             a backup could not be made, read or restored
     ├── KeyExistsError
-    ├── RevisionConflictError   somebody changed the record first
+    ├── RevisionConflictError   another writer changed the record first
     └── ServerStartError        the embedded server did not come up
 """
 
@@ -66,11 +66,11 @@ class ClosedError(BusError):
 
 
 class RequestTimeoutError(BusError, TimeoutError):
-    """Nobody answered in time. Whether the request was carried out is not known."""
+    """No answer came in time. Whether the request was carried out is not known."""
 
 
 class NoRespondersError(BusError):
-    """Nobody listens on the subject: the request was not delivered to anyone."""
+    """No program listens on the subject: the request was not delivered."""
 
 
 class ServiceError(BusError):
@@ -132,11 +132,11 @@ class StorageError(BusError):
 
 
 class NamespaceFullError(StorageError):
-    """The namespace has used up its share of the store: it was refused, and nobody else's room was taken for it."""
+    """The namespace has used up its share of the store: it was refused, and no other namespace's room was taken for it."""
 
 
 class NamespaceGoneError(StorageError):
-    """The cluster does not have the namespace, or not any more."""
+    """The cluster does not have the namespace, or no longer."""
 
 
 class StreamNotFoundError(StorageError):
@@ -148,7 +148,7 @@ class StorageTimeoutError(StorageError, TimeoutError):
 
 
 class ObjectNotFoundError(BusError, LookupError):
-    """No stored file has that hash, or not any more."""
+    """No stored file has that hash, or no longer."""
 
 
 class ObjectTooLargeError(BusError, ValueError):
@@ -160,7 +160,7 @@ class ObjectCorruptError(BusError):
 
 
 class PayloadLostError(BusError):
-    """The bytes that a message names cannot be read any more: they lay in the memory of their sender."""
+    """The bytes that a message names can no longer be read: they lay in the memory of their sender."""
 
 
 class BackupError(BusError):

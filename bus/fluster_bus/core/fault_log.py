@@ -1,4 +1,4 @@
-"""Warnings about what others wrote and cannot be used: each is one bounded line, and of many only the first are told."""
+"""Warnings about what others wrote and cannot be used: each is one bounded line, and of many only the first are logged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def one_bounded_line(text: object) -> str:
 
 
 class FaultLog:
-    """Of one reader: who writes a million bad records fills no log with them."""
+    """The warnings of one reader: a writer of a million bad records fills no log with them."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log

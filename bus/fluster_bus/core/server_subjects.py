@@ -69,7 +69,7 @@ def is_flow(subject: str) -> bool:
     return subject.startswith(JETSTREAM_FLOW.removesuffix(ANY_TAIL))
 
 
-# Where servers are told accounts, by users of the system account.
+# Where servers are given accounts, by users of the system account.
 CLAIMS_REQUESTS = f"$SYS.REQ.CLAIMS.{ANY_TAIL}"
 CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 

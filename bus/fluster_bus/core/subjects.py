@@ -230,7 +230,7 @@ ROOM = f"{_SYS}.room"  # fluster.sys.room
 
 
 def vm_trouble() -> str:
-    """Where whoever keeps VMs says why one of them is not there."""
+    """Where the keeper of VMs says why one of them is not there."""
     return f"{_SYS}.vms.trouble"  # fluster.sys.vms.trouble
 
 
@@ -303,7 +303,7 @@ def inbox_prefix(user: str, namespace: str = SYSTEM_NAMESPACE) -> str:
 def worker_user(name: str) -> str:
     """For `inbox_prefix`, the name of a worker with signed credentials.
 
-    Who joins by a token chooses its name, which may be that of a controller. No user has a name with a colon.
+    A machine that joins by a token chooses its name, which may be that of a controller. No user has a name with a colon.
     """
     return f"worker:{name}"  # worker:w1
 

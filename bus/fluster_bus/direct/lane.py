@@ -1,10 +1,10 @@
-"""A small connection to NATS for threads that block: who waits for a message reads the socket itself.
+"""A small connection to NATS for threads that block: the thread that waits for a message reads the socket itself.
 
     thread ── publish ──► Line ──► server        the turn to read (turns.py) goes from thread to thread; callbacks
     thread ◄─ receive ◄── Line ◄── server        run in the thread that has it
 
-One thread more, the keeper, makes the connection and makes it anew when it is lost, sends pings, and reads when nobody
-else does: a moment after the turn was given back, so that it never stands in the way of threads that come and go. When
+One thread more, the keeper, makes the connection and makes it anew when it is lost, sends pings, and reads when no other
+thread does: a moment after the turn was given back, so that it never stands in the way of threads that come and go. When
 others wait for the turn it gives it to them at once.
 """
 
@@ -37,7 +37,7 @@ from fluster_bus.direct.wire import Info, NumberedDelivery, Ping, Pong, Protocol
 
 log = logging.getLogger(__name__)
 
-_UNREAD_S = 0.005  # the keeper reads when nobody has for so long, at least
+_UNREAD_S = 0.005  # the keeper reads when no thread has for so long, at least
 _LONGEST_NAP_S = 0.04  # of the keeper while others take turns all the time; each costs them a change of threads
 _ASLEEP_AFTER_S = 0.1
 _CLOSE_TIMEOUT_S = 5.0
@@ -386,7 +386,7 @@ class Lane:
     def _ping_if_due(self, line: Line) -> None:
         if self._until_ping_s() > 0:
             return
-        # What has come and nobody has read yet is a sign of life as well: who has the turn may be held up.
+        # What has arrived unread is a sign of life as well: the thread that has the turn may be held up.
         if self._pulse.is_dead(time.monotonic(), heard=self._heard or line.has_arrived()):
             self._lose(line, f"the server has said nothing for {self._pulse.silent_s:g} s")
             return

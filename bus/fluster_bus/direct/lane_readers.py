@@ -28,7 +28,7 @@ class LaneReaders:
     ) -> None:
         """Return when it `is_out` no more, or when the time is over or the lane is closed; take one's turn at reading meanwhile.
 
-        `when_done(callback)` has a callback run once it is not, at once if it is not already. Who reads sleeps as late as
+        `when_done(callback)` has a callback run once it is not, at once if it is not already. The reading thread sleeps as late as
         `eagerness` wants.
         """
         lane = self._lane
@@ -44,7 +44,7 @@ class LaneReaders:
                 lane.leave(woken.set)  # once more: Ctrl-C may come at any moment, in the midst of leaving too
 
     def interrupt(self) -> None:
-        """Have who reads ask again whether it is done."""
+        """Have the reading thread ask again whether it is done."""
         self._interrupter.wake()
 
     def _read_or_wait(

@@ -41,7 +41,7 @@ class _Stream(Protocol):
         """How many bytes were taken, 0 when there is no room."""
 
     def has_read_ahead(self) -> bool:
-        """True when there is something to read that the system does not tell of any more."""
+        """True when there is something to read that the system no longer reports."""
 
 
 class _Plain:
@@ -108,7 +108,7 @@ class Line:
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._lock = threading.Lock()  # over what is unsent
-        self._writing = threading.Lock()  # held by who writes
+        self._writing = threading.Lock()  # held by the thread that writes
         self._to_read, self._to_write = select.poll(), select.poll()
         self._to_read_beside: dict[Waker, select.poll] = {}  # {another: for both}
         self._to_read.register(sock, select.POLLIN)
@@ -208,12 +208,12 @@ class Line:
             self._unsent_bytes += len(data)
 
     def flush(self, *, wait: bool = True) -> None:
-        """Send what was added. When another thread is sending, it sends this too, and nobody waits for it, unless
+        """Send what was added. When another thread is sending, it sends this too, and this call does not wait for it, unless
         there is too much and `wait` allows it. Raises OSError.
         """
         while self._unsent:
             if not self._writing.acquire(blocking=wait and self._unsent_bytes > _MAX_UNSENT_BYTES):
-                return  # who holds it looks again after giving it back
+                return  # the thread that holds it looks again after giving it back
             try:
                 while self._unsent:
                     with self._lock:
@@ -234,7 +234,7 @@ class Line:
             data = data[self._stream.write(data) :]
 
     def shut(self) -> None:
-        """End it, and wake who waits in it."""
+        """End it, and wake the threads that wait in it."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:  # the other side was first
@@ -273,7 +273,7 @@ class Dialler:
         self._servers = list(address.servers)
         self._tls_names: dict[
             str, str | None
-        ] = {}  # {server: whose certificate it shows, if it was told of by its address alone}
+        ] = {}  # {server: whose certificate it shows, if only its address was announced}
         self._pause_s = _FIRST_PAUSE_S
 
     def attempts(self) -> Iterator[Line | BusError]:

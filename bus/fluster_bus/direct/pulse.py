@@ -59,7 +59,7 @@ class Pulse:
     def is_dead(self, now: float, *, heard: bool) -> bool:
         """To be asked when a look is due; a ping is to follow if not. `heard`: anything came since the last look.
 
-        Who looks so late that it missed a whole interval was itself held up, and has not read what may have come.
+        A loop that looks so late that it missed a whole interval was itself held up, and has not read what may have come.
         """
         was_held_up = now - self.due > self.timing.interval_s
         if heard:

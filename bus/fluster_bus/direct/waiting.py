@@ -18,24 +18,24 @@ OnTurn = Callable[[], object]
 
 
 class Turns:
-    """One has the turn; others wait for it, and are told in the order of asking by a call, in another thread.
+    """One has the turn; others wait for it, and are called in the order of asking, in another thread.
 
-    Each is known by the function that it is told with.
+    Each is known by the function by which it is called.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.holder: OnTurn | None = None  # for who looks only
+        self.holder: OnTurn | None = None  # for readers only
         self._waiting: deque[OnTurn] = deque()
         self._left_at = time.monotonic()
 
     @property
     def wanted(self) -> bool:
-        """True when somebody waits for it."""
+        """True when a thread waits for it."""
         return bool(self._waiting)
 
     def unchanged_s(self) -> float:
-        """For how long nobody has given it back: nobody reads, or somebody has been all the time."""
+        """For how long it was not given back: no thread reads, or one has been reading all the time."""
         return time.monotonic() - self._left_at
 
     def has(self, on_turn: OnTurn) -> bool:
@@ -58,7 +58,7 @@ class Turns:
         return self.holder == on_turn
 
     def leave(self, on_turn: OnTurn) -> None:
-        """Have it no more, nor wait for it; who waits longest has it next. It may be said at any time, and twice."""
+        """Have it no more, nor wait for it; the one that waits longest has it next. It may be called at any time, and twice."""
         next_: OnTurn | None = None
         with self._lock:
             if on_turn in self._waiting:
@@ -82,7 +82,7 @@ class Naps:
         self._attends = False
 
     def next_s(self, unchanged_s: float) -> float:
-        """How long the next one is, when nobody has given the turn back for so long."""
+        """How long the next one is, when the turn was not given back for so long."""
         others_are_busy = unchanged_s < self._nap_s and not self._attends
         self._attends = False
         self._nap_s = min(self._nap_s * 2, self._longest_s) if others_are_busy else self._shortest_s
@@ -113,7 +113,7 @@ class Waker:
         return self._near.fileno()
 
     def wake(self) -> None:
-        """Wake who waits, or whoever will wait next."""
+        """Wake the thread that waits, or the next one that will wait."""
         if self._awake:
             return
         try:
@@ -121,7 +121,7 @@ class Waker:
             self._far.send(b"w")
         except OSError as error:
             log.debug("the thread to be woken has ended: %s", error)
-        except BaseException:  # Ctrl-C: the byte may not have been sent, and nobody would send another
+        except BaseException:  # Ctrl-C: the byte may not have been sent, and no thread would send another
             self._awake = False
             raise
 
@@ -135,7 +135,7 @@ class Waker:
         try:
             self._near.recv(4096)
         except BlockingIOError:
-            log.debug("nothing is there any more")
+            log.debug("there was nothing left to read")
         self._awake = False
         self._woken = True
 

@@ -65,7 +65,7 @@ class ActorSeat(Message):
     instance: str = ""  # empty: it was given back
     holder: str = ""  # the task whose attempts follow each other; empty for a process outside of any job
     who: str = ""  # for people
-    is_durable: bool = False  # its calls are stored, also while nobody has the seat
+    is_durable: bool = False  # its calls are stored, also while no process has the seat
     lease_s: float | None = None  # for how long it counts on each writing; None: ten seconds
 
 

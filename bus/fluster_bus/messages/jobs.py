@@ -1,4 +1,4 @@
-"""What a user submits, and what is told about it."""
+"""What a user submits, and what they are shown of it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class JobStatus(StrEnum):
     UNSCHEDULABLE = "UNSCHEDULABLE"
 
     def finished(self) -> bool:
-        """True when it will not change any more."""
+        """True when it will not change again."""
         return self not in _UNFINISHED
 
 
@@ -141,7 +141,7 @@ class JobRequest(Message):
     gang: bool = False  # all tasks start together or none does; one that is lost or fails starts all of them again
     ports: tuple[str, ...] = ()  # names: each task finds the number in FLUSTER_PORT_<NAME>
     max_retries_failure: int = Field(default=0, ge=0, le=1_000_000)
-    # Failures before so many seconds of running are not counted any more; None: all are.
+    # Failures before so many seconds of running no longer count; None: all do.
     retry_window_s: float | None = Field(default=None, gt=0)
     max_retries_preemption: int = Field(default=100, ge=0, le=1_000_000)
     # Tasks that may fail for good before the others are stopped as well.
@@ -158,13 +158,13 @@ class JobRequest(Message):
     job_id: JobId | None = None  # made from the name when it is left out
     # When a job of that id exists: refuse this one; give the other back, unless it failed; or stop it and take its place.
     on_conflict: Literal["error", "keep", "replace"] = "error"
-    # Of whoever sends it, made anew for each submission: by it one that is sent again is told from one made again.
+    # Chosen by the sender, anew for each submission: it tells one that is sent again from one that is made again.
     submission: str | None = Field(default=None, min_length=1, max_length=128, repr=False)
     parent: JobId | None = None  # the job that launched it: it ends when that one does
     # The task that launched it, and that task's attempt: it ends with the attempt, and the next one waits for that.
     parent_task: int | None = None
     parent_attempt: int | None = None
-    # A program that runs outside of the cluster: the job ends when it does. The controller knows it by what it is told of it.
+    # A program that runs outside of the cluster: the job ends when it does. The program reports to the controller.
     owner: str | None = None
     detached: bool = False  # launched from within a job, it is not its child and lives on
     after: tuple[JobId, ...] = Field(default=(), max_length=MAX_AFTER)  # jobs, by id or JobInfo, that must end first

@@ -1,4 +1,4 @@
-"""Output of tasks on its way to whoever reads it."""
+"""Output of tasks on its way to its readers."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class NamespaceChange(Message):
     """What has become of a request so far. While it is not `done`, it is to be sent again, to learn when it is."""
 
     done: bool = True
-    record: NamespaceRecord | None = None  # None: there is no such namespace any more
+    record: NamespaceRecord | None = None  # None: the namespace no longer exists
     unfinished: int = 0  # jobs whose end is waited for
 
 

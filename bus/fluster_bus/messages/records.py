@@ -59,7 +59,7 @@ class TaskRecord(Message):
         None  # by the bus's clock, of an attempt that was held: it waits for longer than its record is old
     )
     gang_address: str | None = None  # of the first task: where the others will find it, as host:port
-    restart_requested: str | None = None  # why the attempt is to be stopped and made again, at nobody's cost
+    restart_requested: str | None = None  # why the attempt is to be stopped and made again, at the cost of no budget
     exit_code: int | None = None
     error: TaskError | None = None
     last_words: str = ""  # the end of its output, when it failed
@@ -90,7 +90,7 @@ class Replacement(Message):
     """The submission that takes over a job's id once that job is gone."""
 
     order: int
-    kill_requested: str | None = None  # somebody wants it stopped, before it could be recorded
+    kill_requested: str | None = None  # why it is to be stopped, before it could be recorded
 
 
 class JobRecord(Message):
@@ -114,7 +114,7 @@ class JobRecord(Message):
     gang_address: str | None = None
     replacement: Replacement | None = None
     earlier: tuple[int, ...] = ()  # the `order` of those that had the id before, the last ones
-    earlier_submissions: tuple[str, ...] = ()  # and how these were named by who submitted them
+    earlier_submissions: tuple[str, ...] = ()  # and how these were named by their submitters
     first_attempt: int = 1  # lower ones belong to those
     told_before: int = 0  # as do transitions, of the job and of its tasks, up to this number
     error_message: str = ""

@@ -138,14 +138,14 @@ class StoredRequest(Message):
     size: int = Field(ge=0, le=1 << 40)  # of its JSON; what is stored may not be larger
     # Among what it is stored. Older clients, and those of older controllers, have it among the payloads.
     kind: Annotated[str, Field(pattern=f"^({PAYLOADS.name}|{REQUESTS.name})$")] = PAYLOADS.name
-    # As in the request: for who reads the queue.
+    # As in the request: for readers of the queue.
     name: _Text = ""
     job_id: _Text | None = None
     submission: _Text | None = None
 
     @classmethod
     def in_place_of_request(cls, data: bytes) -> Self | None:
-        """What a submitted message is, if it is no request itself."""
+        """What a submitted message is, if it is not a request itself."""
         if len(data) > MAX_INLINE_BYTES or _MARK not in data:
             return None
         try:

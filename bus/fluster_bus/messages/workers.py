@@ -170,7 +170,7 @@ _Text = Annotated[str, Field(max_length=256)]
 
 
 class JoinRequest(Message):
-    """Who would like to be the worker of this id. Keys are public: whoever asks has made them, and keeps the seeds."""
+    """Asks to be the worker of this id. Keys are public: the sender has made them, and keeps the seeds."""
 
     worker_id: _Text
     key: _Text
@@ -211,6 +211,6 @@ class JoinedWorker(Message):
 
 
 class IssuedWorkers(Message):
-    """The names of workers and of the cluster's own users whose credentials were made by hand: nobody can join by one of them."""
+    """The names of workers and of the cluster's own users whose credentials were made by hand: no machine can join by one of them."""
 
     names: tuple[str, ...] = ()

@@ -1,11 +1,11 @@
 """Memory of this process that others on its machine may read: an arena, out of which spans are lent to receivers.
 
 The arena is a file without a name (memfd): it is gone when the last process that has it open is, however that ends.
-Receivers open it by way of /proc, which lets the same user do that and nobody else.
+Receivers open it by way of /proc, which lets the same user do that and no other.
 
 How a span is used is told by locks on the file, one byte for each slot of the table. A receiver holds a shared lock as
 long as it has a view of the span; the kernel drops it when the receiver dies. The sender frees a span once it has no use
-for it any more, and only under an exclusive lock: then the slot's generation is cleared, and a receiver that comes too
+for it, and only under an exclusive lock: then the slot's generation is cleared, and a receiver that comes too
 late finds that. What is passed on without an answer, as results are, is lent until some receiver has taken it.
 
 Locks of this kind (POSIX) belong to a process, so a forked child does not keep its parent's, and they do not count
@@ -137,9 +137,10 @@ SLOTS = 4096
 ENTRY = 2  # numbers of a slot: its generation (0: not lent), and 1 once a receiver has taken it
 TABLE_BYTES = SLOTS * ENTRY * 8
 # Systems without it have no arenas either.
-SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)  # who has it mapped can rely on its size
+# A process that has the arena mapped can rely on its size.
+SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 UNTAKEN_S = 60.0  # how long what was sent waits for its receiver
-_COOL_S = 10.0  # after which pages that nobody uses go back to the system
+_COOL_S = 10.0  # after which unused pages go back to the system
 _LOOKED_AT = 4  # of the spans that were not free the last time, at each new one
 
 
@@ -194,7 +195,7 @@ class Arena:
         self._table = memoryview(self.memory)[:TABLE_BYTES].cast("Q")
         self._slots = list(range(SLOTS))
         self._generations = itertools.count(1)
-        self.over: deque[Span] = deque()  # those that their sender has no use for any more, by any thread
+        self.over: deque[Span] = deque()  # those that their sender has released, by any thread
         self._let_go: deque[Span] = deque()  # what this process holds no more, by any thread
         self._lent: dict[int, Span] = {}  # {slot: span}
         self._waiting: deque[Span] = deque()  # those that are over and were not free yet
@@ -251,7 +252,7 @@ class Arena:
     # ---- what this process holds itself -----------------------------------------------------------------
 
     def hold(self, reference: Reference) -> Span | None:
-        """The span, which stays until it is `let_go`; None when it is not lent any more."""
+        """The span, which stays until it is `let_go`; None when it is no longer lent."""
         with self._lock:
             span = self._lent.get(reference.slot)
             if span is None or span.reference != reference:

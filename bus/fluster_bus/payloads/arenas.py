@@ -121,7 +121,7 @@ class _Here:
         if own is not None and reference.arena == own.id:
             span = own.hold(reference)
             if span is None:
-                raise PayloadLostError("this process was to read what it does not lend any more")
+                raise PayloadLostError("this process was to read what it no longer lends")
             return own, span
         mapping = self.mappings.hold(reference)
         self._keep_tidy()
@@ -145,12 +145,12 @@ class _Here:
         while True:
             time.sleep(_TICK_S)
             if not self.tidy(time.monotonic()):
-                self._tidying = False  # before looking once more: who lends from here on sees it
+                self._tidying = False  # before looking once more: a thread that lends from here on sees it
                 if not (self.tidy(time.monotonic()) and self._start_tidying()):
                     return
 
     def tidy(self, now: float) -> bool:
-        """Free what nobody uses; False when there is nothing left to look after."""
+        """Free what is unused; False when there is nothing left to look after."""
         lends = self._arena is not None and self._arena.tidy(now)
         return self.mappings.tidy(now) or lends
 
@@ -220,7 +220,7 @@ def held(reference: bytes) -> bytes:
     try:
         hold = Hold(Reference.decode(reference))
     except (PayloadLostError, InvalidMessageError):
-        return reference  # whoever reads it is told
+        return reference  # its reader gets the error
     found = Held(reference)
     found.hold = hold
     return found

@@ -22,7 +22,7 @@ class Mapping:
     """An arena of another process, and what this one holds of it."""
 
     def __init__(self, reference: Reference) -> None:
-        """Raises PayloadLostError when there is no such arena that this user may read, any more."""
+        """Raises PayloadLostError when there is no such arena, or no longer, that this user may read."""
         path, name = Path(f"/proc/{reference.pid}/fd/{reference.fd}"), Path(file_name(reference.arena))
         try:
             if path.readlink() != name:  # before it is opened: by then it may be anything
@@ -50,7 +50,7 @@ class Mapping:
         self.used_at = time.monotonic()
 
     def hold(self, reference: Reference) -> None:
-        """Keep the span from being freed. Raises PayloadLostError when it is not lent any more."""
+        """Keep the span from being freed. Raises PayloadLostError when it is no longer lent."""
         assert self._fd is not None  # noqa: S101 - it is open until `close`
         slot = reference.slot
         if slot >= SLOTS or not TABLE_BYTES <= reference.start <= len(self.memory) - reference.pieces()[1]:
@@ -100,7 +100,7 @@ class Mapping:
             os.close(fd)
 
 
-_FREED = "its sender has no use for it any more"
+_FREED = "its sender has released it"
 
 
 def _gone(reference: Reference, why: str | None) -> str:

@@ -7,7 +7,7 @@ The first byte tells the form:
     0x02  the pickle and the buffers beside it, one after the other (no copy is made of the buffers when it is read)
     0x03  the SHA-256 of one of the two above, among the objects of the namespace: for what no message can carry
 
-All of them are `bytes`, so that whoever passes a payload on need not know.
+All of them are `bytes`, so that code which passes a payload on need not know.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PLACE = "place-"
 def encode(value: Any) -> bytes:
     """The payload of `value`. Raises TypeError, naming what cannot be pickled.
 
-    What is large is lent to whoever reads it, for as long as the payload lives: it has to be `spelled_out` for receivers
+    What is large is lent to its readers, for as long as the payload lives: it has to be `spelled_out` for receivers
     elsewhere.
     """
     pickled = pickles.dump(value)
@@ -49,7 +49,7 @@ def encode(value: Any) -> bytes:
 class KeepingBytes(bytes):
     """A payload that keeps alive what it only names."""
 
-    in_use: ClassVar[bool] = False  # whether there was any: small calls shall not look further
+    in_use: ClassVar[bool] = False  # whether there was any: small calls need not look further
     kept: list[object]
 
     def __reduce__(self) -> tuple[type[bytes], tuple[bytes]]:
@@ -83,7 +83,7 @@ def _keeping(payload: bytes) -> bytes:
 
 
 def encode_whole(value: Any) -> bytes:
-    """The payload of `value` that holds everything itself, whoever reads it. Raises as `encode` does."""
+    """The payload of `value` that holds everything itself, for any reader. Raises as `encode` does."""
     pickled = pickles.dump(value)
     payload = pickled if isinstance(pickled, bytes) else joined(pickled)
     return _keeping(payload) if KeepingBytes.in_use else payload
@@ -94,7 +94,7 @@ class Encoded(bytes):
 
 
 def encode_for(value: Any, inbox: str) -> bytes:
-    """The payload of `value` for whoever made that `inbox`. Raises as `encode` does.
+    """The payload of `value` for the owner of that `inbox`. Raises as `encode` does.
 
     What is lent stays until the receiver has taken it, for a minute at most, however soon the payload goes.
     """
@@ -117,7 +117,7 @@ def inbox_here(inbox: str) -> str:
 
 
 def decode(payload: bytes) -> Any:
-    """What `encode` was given; large arrays are read-only. Only for bytes from somebody who may run code here.
+    """What `encode` was given; large arrays are read-only. Only for bytes from a sender that may run code here.
 
     Raises PayloadLostError when its sender lends it no more, and InvalidMessageError for one that is stored: `fetched`
     has it.

@@ -65,7 +65,7 @@ class _Writer:
         self.clear_memo = pickler.clear_memo
 
 
-_idle: list[_Writer] = []  # those that nobody pickles with
+_idle: list[_Writer] = []  # those that no thread pickles with
 
 
 def dump(value: Any) -> bytes | Pickled:

@@ -145,7 +145,7 @@ async def ensure_namespaces(
 
 
 async def delete_namespace(bus: Bus, namespace: str) -> None:
-    """Delete the buckets and streams of a namespace, with all that is in them; those that are not there are no error.
+    """Delete the buckets and streams of a namespace, with all that is in them; those that are not there are skipped.
 
     Raises StorageError.
     """

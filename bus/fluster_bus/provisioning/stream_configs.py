@@ -85,7 +85,7 @@ def _durable_calls(namespace: str, max_bytes: int, bounds: NamespaceBounds) -> S
         allow_rollup_hdrs=False,
         deny_delete=True,
         duplicate_window=_DUPLICATES_S,
-        # They wake who serves; what they carry is not for everybody who may watch.
+        # They wake the serving actor; what they carry is not for all that may watch.
         republish=RePublish(
             src=subjects.durable_calls_of_all(namespace), dest=subjects.watch_calls(namespace), headers_only=True
         ),
@@ -221,7 +221,7 @@ def system_streams() -> list[WantedStream]:
 def namespace_streams(namespace: str, sizes: Mapping[str, int], bounds: NamespaceBounds) -> list[WantedStream]:
     """Those of a namespace whose shares have these sizes."""
     history = {"max_age": bounds.history_kept_s}
-    seats = buckets.seat_key_of_any()  # who serves is for everybody to watch, what was saved is not
+    seats = buckets.seat_key_of_any()  # which actor serves is for all to watch, what was saved is not
     watch_seats = subjects.watch_actors(namespace, seats)
     configs: dict[str, tuple[StreamConfig, Mapping[str, float | None]]] = {
         "jobs": (_bucket(buckets.jobs_bucket(namespace), subjects.watch_jobs(namespace), sizes["jobs"]), {}),

@@ -21,7 +21,7 @@ LOOK_S = 0.5  # between two looks for a signal
 
 
 def wait_seeing_signals(waits: Callable[[float | None], object], timeout_s: float | None) -> bool:
-    """Whether `waits(timeout_s)` has found what it waits for; the main thread, which alone is told of signals, wakes now and then."""
+    """Whether `waits(timeout_s)` has found what it waits for; the main thread, which alone receives signals, wakes now and then."""
     if threading.current_thread() is not threading.main_thread():
         return bool(waits(timeout_s))
     deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -134,10 +134,10 @@ class Feed:
         """What is stored from `start` on, then CaughtUp, then what comes, until the caller stops reading.
 
         Any of the servers that keep a copy answers, and one may be behind what was acknowledged before: with `sure` it is waited for.
-        Only whoever may read about streams can ask for that, who reads all of one.
+        It needs the right to read about streams, and reads all of one.
 
         CaughtUp is given again after every reconnect. Raises StreamNotFoundError when there is no such stream, and ClosedError
-        when there will be no connection any more.
+        when there will be no further connection.
         """
         arrivals, slices = _Arrivals(), TimeSlices()
         subscription = await self._bus.subscribe(self._watch, arrivals.add)
@@ -206,5 +206,5 @@ class _Arrivals:
             return delivery
         await (
             slices.step()
-        )  # who writes a lot keeps its reader busy, and whatever else the reader's program does goes on
+        )  # one that writes a lot keeps its reader busy, and whatever else the reader's program does goes on
         return await self._queue.get()

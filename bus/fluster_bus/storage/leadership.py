@@ -1,7 +1,7 @@
 """Who leads, as one of those who may sees it. Pure: told what happened and when by its own monotonic clock, it says what to do.
 
-The leader writes the seat, a record on the bus, again and again, each time only if nobody else did. The others count from
-when *they* saw it written: whoever has seen nothing new for the whole lease tries to write the seat at the revision that it
+The leader writes the seat, a record on the bus, again and again, each time only if no other did. The others count from
+when *they* saw it written: one that has seen nothing new for the whole lease tries to write the seat at the revision that it
 saw last, so of several that try one succeeds, and none while the leader still writes. No clock is compared with another.
 
             the seat is free, or silent for the lease
@@ -19,7 +19,7 @@ from enum import Enum, auto
 
 
 class Standing(Enum):
-    """What one of those is who may lead."""
+    """What a process is that may lead."""
 
     FOLLOWER = auto()
     CANDIDATE = auto()  # it may try to take the seat
@@ -41,7 +41,7 @@ class Leadership:
         self._revision: int | None = None  # of the seat as it was seen last, 0 when it is free; None before it was seen
         self._seen_at = 0.0
         self._seen_lease_s = lease_s  # of the holder that was seen last
-        self._is_open = False  # nobody's right is hurt when it is taken
+        self._is_open = False  # no right is violated when it is taken
         self._sent_at: float | None = None  # when what made it leader was sent
         self._deposed = False
 
@@ -94,7 +94,7 @@ class Leadership:
         return Standing.CANDIDATE if self._is_open or silent else Standing.FOLLOWER
 
     def is_sure(self, now: float) -> bool:
-        """True while nobody else can have become leader by waiting."""
+        """True while no other can have become leader by waiting."""
         return not self._deposed and self._sent_at is not None and now - self._sent_at < self._lease_s
 
     @property

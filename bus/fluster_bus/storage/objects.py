@@ -60,7 +60,7 @@ class _Manifest(Message):
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """The stored objects of a namespace. Whoever may submit jobs there may put and get them."""
+    """The stored objects of a namespace. Users that may submit jobs there may put and get them."""
 
     bus: Carrier
     namespace: str
@@ -181,7 +181,7 @@ class ObjectStore:
         for batch in _batches(range(manifest.chunks)):
             for chunk in await side_by_side(self._chunk(sha256, number) for number in batch):
                 left -= len(chunk)
-                if left >= 0:  # else it is wrong anyhow, and shall not fill the disk
+                if left >= 0:  # else it is wrong anyhow, and must not fill the disk
                     digest.update(chunk)
                     file.write(chunk)
         if left != 0 or digest.hexdigest() != sha256:
@@ -198,7 +198,7 @@ class ObjectStore:
 
     def _missing(self, sha256: str) -> ObjectNotFoundError:
         return ObjectNotFoundError(
-            f"object {sha256} is not in namespace {self.namespace!r}, or not any more: objects are kept for "
+            f"object {sha256} is not in namespace {self.namespace!r}, or no longer: objects are kept for "
             f"{self.kind.shown_time}, unless the cluster is set to longer, or until newer ones take their room"
         )
 

@@ -1,4 +1,4 @@
-"""The endpoint registry: who stands behind a name, written by whoever serves and watched by whoever calls."""
+"""The endpoint registry: which programs serve a name, written by those and watched by callers."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Registry:
             return [each async for each in endpoints]
 
     async def is_durable(self, name: str) -> bool:
-        """Whether calls to `name` are stored, also while nobody serves it."""
+        """Whether calls to `name` are stored, also while no actor serves it."""
         try:
             row = await self.seats.get(buckets.seat_key(name))
         except (StreamNotFoundError, CredentialsError):  # a cluster from before there were any

@@ -28,7 +28,7 @@ class StoredCall:
 
     sequence: int
     call_id: str
-    reply: str  # an inbox; empty when nobody is to be answered
+    reply: str  # an inbox; empty when no answer is wanted
     data: bytes
 
     @staticmethod
@@ -68,7 +68,7 @@ async def store_call(
 
 
 def calls_feed(bus: Bus, namespace: str, name: str) -> Feed:
-    """The calls of one actor, in order. What is republished of them are headers, to wake who reads."""
+    """The calls of one actor, in order. What is republished of them are headers, to wake the reader."""
     return Feed(
         bus,
         buckets.calls_stream(namespace),

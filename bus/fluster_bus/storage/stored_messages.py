@@ -62,7 +62,7 @@ class StoredMessages:
         return sequence_of_ack(answer, subject)
 
     async def last(self, subject: str) -> Delivery | None:
-        """The message on `subject`, None when there is none, or not any more. Raises StorageError, BusError."""
+        """The message on `subject`, None when there is none, or no longer. Raises StorageError, BusError."""
         return await self._read(f"{server_subjects.direct_get(self.stream)}.{subject}")
 
     async def at(self, sequence: int) -> Delivery | None:
@@ -141,7 +141,7 @@ class ResultStore:
         return data
 
     async def remove(self, job_id: str) -> None:
-        """Remove all results of a job. Only whoever may change streams can. Raises BusError."""
+        """Remove all results of a job. It needs the right to change streams. Raises BusError."""
         request = json.dumps({"filter": subjects.results_of_job(self.namespace, job_id)}).encode()
         await self.bus.request(server_subjects.stream_purge(buckets.results_stream(self.namespace)), request)
 
@@ -183,7 +183,7 @@ class SecretStore:
         values = json.loads(found.data) if found is not None else None
         if not isinstance(values, dict):
             raise ObjectNotFoundError(
-                f"its secrets are not kept any more: they go when a job ends, or after a time, {SECRETS_KEPT_S / 86_400:g} days "
+                f"its secrets are no longer kept: they go when a job ends, or after a time, {SECRETS_KEPT_S / 86_400:g} days "
                 "unless the cluster is set to another; submit it again"
             )
         return {str(name): str(value) for name, value in values.items()}

@@ -49,7 +49,7 @@ def jobs_table(bus: Bus, namespace: str) -> Table[JobRecord]:
 
 
 def records_table(bus: Bus, namespace: str) -> Table[JobRecord | TaskRecord]:
-    """The records of jobs and of tasks, for whoever watches them all."""
+    """The records of jobs and of tasks, for readers that watch them all."""
 
     def read(key: str, data: bytes) -> JobRecord | TaskRecord:
         return TaskRecord.from_json(data) if buckets.is_task_key(key) else JobRecord.from_json(data)
@@ -191,7 +191,7 @@ class Appender:
         """Store (subject, message, message id) in this order, each id once.
 
         All but the last are sent without asking for an answer: when the answer to that one has the sequence that it must
-        have after all of them, they are stored too. Else, or when somebody else writes there as well, each is sent again
+        have after all of them, they are stored too. Else, or when another client writes there as well, each is sent again
         and asked about. Raises StorageError and other BusErrors; then it is to be tried again as a whole.
         """
         if not messages:

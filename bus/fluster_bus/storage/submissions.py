@@ -1,4 +1,4 @@
-"""Submitted jobs on their way from the stream to whoever records them."""
+"""Submitted jobs on their way from the stream to the controller that records them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Submission:
             await forget_request(self._bus, self.namespace, stored)
 
     async def message(self) -> bytes:
-        """What was submitted, from the stream if it is not held here. Raises StorageError when it is not there any more."""
+        """What was submitted, from the stream if it is not held here. Raises StorageError when it is no longer there."""
         if self._data is not None:
             return self._data
         try:
@@ -75,7 +75,7 @@ class Submission:
 
     @property
     def namespace(self) -> str:
-        """Raises InvalidNameError: whoever may send to all namespaces may have made one up."""
+        """Raises InvalidNameError: a user that may send to all namespaces may have made one up."""
         return subjects.namespace_of(self.subject)
 
     async def done(self) -> None:
@@ -127,7 +127,7 @@ async def submissions(bus: Bus) -> AsyncGenerator[Submission]:
             yield next_
             del next_  # while the next one is waited for, nothing holds what it has
     finally:
-        await subscription.unsubscribe()  # what is on its way comes again, to whoever reads next
+        await subscription.unsubscribe()  # what is on its way comes again, to the next reader
 
 
 def _asked_how_far(delivery: Delivery) -> str | None:
@@ -186,7 +186,7 @@ async def _make_consumer(bus: Bus, where: str) -> None:
 
     async def make(left_s: float) -> None:
         async with asyncio.timeout(left_s):
-            # Made anew: the server does not change where one delivers as long as somebody listens there.
+            # Made anew: the server does not change where one delivers as long as a client listens there.
             with contextlib.suppress(nats.js.errors.NotFoundError):
                 await bus.jetstream.delete_consumer(buckets.SUBMIT_STREAM, buckets.SUBMIT_CONSUMER)
             await bus.jetstream.add_consumer(buckets.SUBMIT_STREAM, config)

@@ -1,4 +1,4 @@
-"""A bucket of typed records: read one, change it if nobody else did, watch them all."""
+"""A bucket of typed records: read one, change it if it was not changed meanwhile, watch them all."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ class Deleted:
 
     key: str
     revision: int
-    reason: str = ""  # as whoever took it away tells, in one line
+    reason: str = ""  # as the process that took it away says, in one line
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """What lies under a key and is no record, or one that belongs elsewhere."""
+    """What lies under a key and is not a record, or one that belongs elsewhere."""
 
     key: str
     revision: int
@@ -149,7 +149,7 @@ class Table(Generic[Record]):
                 raise exists from error
             try:
                 return await self._write(key, value.to_json(), expected=deleted)
-            except RevisionConflictError as second_error:  # somebody else was quicker
+            except RevisionConflictError as second_error:  # another writer was quicker
                 raise exists from second_error
 
     async def update(self, key: str, value: Record, revision: int) -> int:
@@ -216,7 +216,7 @@ class Table(Generic[Record]):
             return [row async for row in found]
 
     async def each(self, keys: str = subjects.ANY_TAIL) -> AsyncGenerator[Row[Record]]:
-        """The same, one after the other: for who may not hold them all."""
+        """The same, one after the other: for a caller that cannot hold them all."""
         async with aclosing(self._feed(keys).stored()) as entries:
             async for entry in entries:
                 change = self._change(entry)
@@ -251,7 +251,7 @@ class Table(Generic[Record]):
                     passed(entry.sequence)
 
     async def watch_whole(self) -> AsyncGenerator[Row[Record] | Deleted | Unreadable | CaughtUp]:
-        """As `watch`, for the one who removes what is no record: that is told as well."""
+        """As `watch`, for the caller that removes what is not a record: that is handed on as well."""
         async with aclosing(self._feed(subjects.ANY_TAIL).follow(sure=True)) as entries:
             async for entry in entries:
                 change = entry if isinstance(entry, CaughtUp) else self._change(entry)
@@ -259,7 +259,7 @@ class Table(Generic[Record]):
                     yield change
 
     async def unreadable(self) -> AsyncGenerator[Unreadable]:
-        """What is no record, of all that is stored now."""
+        """What is not a record, of all that is stored now."""
         async with aclosing(self._feed(subjects.ANY_TAIL).stored()) as entries:
             async for entry in entries:
                 change = self._change(entry)
@@ -267,9 +267,9 @@ class Table(Generic[Record]):
                     yield change
 
     async def remove(self, found: Unreadable, *, reason: str) -> None:
-        """Take away what is no record, unless it was replaced meanwhile; who watches learns that its key is free.
+        """Take away what is not a record, unless it was replaced meanwhile; watchers learn that its key is free.
 
-        Only whoever may change streams can. Raises BusError.
+        It needs the right to change streams. Raises BusError.
         """
         try:
             await self.delete(found.key, revision=found.revision, reason=reason)
@@ -294,20 +294,20 @@ class Table(Generic[Record]):
         try:
             return Row(key, self._read(key, entry.data), entry.sequence, entry.time)
         except (InvalidMessageError, InvalidNameError) as error:
-            # Whoever may write one key of a bucket must not stop everybody who reads it.
+            # A user that may write one key of a bucket must not stop all of its readers.
             self._faults.warning("%s in bucket %s cannot be read: %s", key, self._bucket, error)
             return Unreadable(key, entry.sequence, one_bounded_line(error))
 
     async def time(self) -> datetime:
-        """What the clock shows now by which records are `stored_at`. Only whoever may read about streams can ask."""
+        """What the clock shows now by which records are `stored_at`. It needs the right to read about streams."""
         return datetime.fromisoformat((await self._info())["ts"])
 
     async def copies(self) -> int:
-        """How many servers keep the records. Only whoever may read about streams can ask."""
+        """How many servers keep the records. It needs the right to read about streams."""
         return int((await self._info())["config"]["num_replicas"])
 
     async def room(self) -> tuple[int, int]:
-        """How many bytes the records take, and may take. Only whoever may read about streams can ask."""
+        """How many bytes the records take, and may take. It needs the right to read about streams."""
         told = await self._info()
         return int(told["state"]["bytes"]), int(told["config"]["max_bytes"])
 
@@ -324,7 +324,7 @@ class Table(Generic[Record]):
     async def forget_deleted(self, deleted: Deleted) -> None:
         """Remove the mark that a deletion leaves behind, so that a bucket does not grow without end.
 
-        Only whoever may change streams can; watchers are not told.
+        It needs the right to change streams; watchers do not hear of it.
         """
         await self._delete_message(deleted.revision)
 

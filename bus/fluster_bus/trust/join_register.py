@@ -23,7 +23,7 @@ _MAX_LIFE_S = 366 * 86_400.0
 
 
 class JoinRegister:
-    """What controllers are told of tokens, at the servers of `url`, by an operator whose credentials last a minute."""
+    """Tells controllers about tokens, at the servers of `url`, by an operator whose credentials last a minute."""
 
     def __init__(self, authority: Authority, url: str) -> None:
         self._authority = authority
@@ -55,7 +55,7 @@ class JoinRegister:
                 await self._tidy(bus)
                 await join_tokens_table(bus).create(buckets.join_token_key(token_id), record)
             except Exception:
-                self._authority.revoke(token_id)  # it was handed to nobody
+                self._authority.revoke(token_id)  # it was never handed out
                 raise
         return JoinToken(self._address(made), names)
 
@@ -77,7 +77,7 @@ class JoinRegister:
                 await workers.delete(worker.key, revision=worker.revision, reason="it was revoked")
 
     def _address(self, made: Credentials) -> BusAddress:
-        """With the certificates by which who gets it knows the servers."""
+        """With the certificates by which its receiver knows the servers."""
         return self._authority.address(made, self._url)
 
     async def tokens(self) -> list[JoinTokenRecord]:
@@ -87,7 +87,7 @@ class JoinRegister:
         return sorted((row.value for row in rows), key=lambda each: (each.expires_at, each.token_id))
 
     async def revoke_token(self, token_id: str) -> tuple[str, ...]:
-        """Take a token back: nobody joins by it from now on. Returns who has joined. Raises CredentialsError, BusError."""
+        """Take a token back: no machine joins by it from now on. Returns the workers that have joined. Raises CredentialsError, BusError."""
         check_name("join token", token_id)
         issued = [each for each in self._authority.issued() if (each.name, each.role) == (token_id, Role.JOIN)]
         if not issued:

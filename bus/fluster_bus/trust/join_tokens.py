@@ -28,7 +28,7 @@ _ANSWERED_S = 30.0
 
 @dataclass(frozen=True)
 class JoinToken:
-    """A join token, as it is handed to who starts workers. Its text is a secret."""
+    """A join token, as it is handed to those that start workers. Its text is a secret."""
 
     address: BusAddress  # with the credentials of the token's own user, who may only ask to join
     namespaces: tuple[str, ...]  # for which it is good
@@ -100,7 +100,7 @@ class JoinedFolder:
         return self._folder / f"job-{namespace}.creds"
 
     def keys(self, namespaces: Sequence[str]) -> tuple[Key, dict[str, Key]]:
-        """The worker's key and those of its jobs, made once: who asks again, as the answer was lost, asks for the same.
+        """The worker's key and those of its jobs, made once: asked again, as the answer was lost, it asks for the same.
 
         Raises CredentialsError.
         """

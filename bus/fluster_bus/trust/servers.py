@@ -1,4 +1,4 @@
-"""What servers are told of the authority: lines of their configuration, which name no user, and changed accounts while they run."""
+"""What servers learn from the authority: lines of their configuration, which name no user, and changed accounts while they run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def trust_configuration(authority: Authority, folder: Path) -> str:
         [
             f"operator: {quoted(authority.operator_token())}",
             f"system_account: {authority.system_account}",
-            # Servers of a group compare what they were given so often: one that was away soon refuses who is revoked.
+            # Servers of a group compare what they were given so often: one that was away soon refuses users that are revoked.
             f'resolver: {{ type: full, dir: {quoted(str(folder))}, allow_delete: false, interval: "5s" }}',
             "resolver_preload: {",
             *preload,
@@ -55,7 +55,7 @@ _OK = 200
 
 
 async def publish_accounts(authority: Authority, url: str) -> None:
-    """Have the servers at `url` take the accounts as they are now: who is revoked is cut off, what a role may applies.
+    """Have the servers at `url` take the accounts as they are now: users that are revoked are cut off, what a role may applies.
 
     A server of the group that is away learns it from the others when it is back. Raises CredentialsError when they trust
     another authority, ConnectError.

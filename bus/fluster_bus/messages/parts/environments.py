@@ -25,11 +25,11 @@ class EnvironmentConfig(Message):
     (the uv.lock in the workspace) are installed into a virtual environment on top of what the worker has, and in containers
     of what the image has. `python` is another interpreter for that: a version or a path, found on the worker, or in the image.
     Without packages, the path of an interpreter, a virtual environment or a conda environment on the worker is used as it is.
-    `secrets` names variables whose values are taken from the environment of whoever launches the job. They are in no record, status, event or
+    `secrets` names variables whose values are taken from the environment of the program that launches the job. They are in no record, status, event or
     log: workers alone can read them, until the job ends.
     `image` names the container image to run in, at workers that run jobs in containers; for a callable it has to have the
     client's version of Python.
-    `mounts` are folders of the worker that the task shall see there: {path in the container: path at the worker}. They can be
+    `mounts` are folders of the worker that the task is to see there: {path in the container: path at the worker}. They can be
     read only, and lie below those that the worker's configuration names.
     """
 
@@ -163,7 +163,7 @@ def create_environment(
 ) -> EnvironmentConfig:
     """An environment with `env_vars`, and the defaults that training code usually expects.
 
-    Tokens are no part of it: name them in `secrets`, such as ["HF_TOKEN", "WANDB_API_KEY"]. The rest is as in EnvironmentConfig.
+    Tokens are not part of it: name them in `secrets`, such as ["HF_TOKEN", "WANDB_API_KEY"]. The rest is as in EnvironmentConfig.
     """
     forwarded = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
     return EnvironmentConfig.model_validate(

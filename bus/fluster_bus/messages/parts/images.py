@@ -1,4 +1,4 @@
-"""The image that an attempt has run in, as more than a tag, which means another one whenever somebody says so."""
+"""The image that an attempt has run in, as more than a tag, which may be moved to another one."""
 
 from __future__ import annotations
 

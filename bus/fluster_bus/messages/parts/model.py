@@ -13,7 +13,7 @@ from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.core.names import did_you_mean, near_names
 
 _NOTHING_UNKNOWN: dict[str, Any] = {}  # one for all, since messages are frozen
-_MAX_PROBLEM_CHARACTERS = 200  # of each: names of fields and values are as long as who wrote them likes
+_MAX_PROBLEM_CHARACTERS = 200  # of each: names of fields and values are as long as their writer likes
 
 
 class _Arrived(dict[str, Any]):
@@ -92,7 +92,7 @@ class Message(BaseModel, **_CALLED):
     by_position: ClassVar[tuple[str, ...]] = ()  # the fields that may be given without their names
 
     # Only a model that allows unknown fields writes them again; `_no_unknown_here` keeps them to what arrives.
-    # Numbers that JSON does not have are refused: they would be written as null, and read by nobody.
+    # Numbers that JSON does not have are refused: they would be written as null, which no reader takes.
     model_config = ConfigDict(
         frozen=True, extra="allow", ser_json_bytes="base64", val_json_bytes="base64", allow_inf_nan=False
     )

@@ -18,7 +18,7 @@ SEARCH_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 class Origin(Message):
-    """The machine, user, folder and search path of whoever submitted a command.
+    """The machine, user, folder and search path of the submitter of a command.
 
     A folder is told from another of the same path by its device and inode; without one the task's own folder is meant.
     """

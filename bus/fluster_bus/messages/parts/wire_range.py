@@ -23,7 +23,7 @@ class WireRange(Message):
 
 
 # The one place where the number stands. Raise `newest` with a change that others have to know of, and `oldest` when what
-# others did before it is not understood any more.
+# others did before it is no longer understood.
 SPOKEN = WireRange(newest=1, oldest=1)
 
 # Of programs from before there were numbers, which state none.
