@@ -30,7 +30,7 @@ from fluster.cluster.local_options import (
     pickled_backend,
     size_in_bytes,
 )
-from fluster.cluster.ownership.ownership import note_local
+from fluster.cluster.ownership import note_local
 from fluster.cluster.task.task_context import NAMESPACE
 from fluster.errors import ClusterStartError
 from fluster.later import import_now

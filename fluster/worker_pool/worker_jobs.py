@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fluster.cluster import AsyncCluster
-from fluster.cluster.ownership.ownership import launch_owned, release
+from fluster.cluster.ownership import launch_owned, release
 from fluster.errors import ActorDiedError
 from fluster.worker_pool.runner import work
 from fluster_bus.core import subjects

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from fluster.cluster.ownership.helper_process import HelperProcess
+from fluster.cluster.helper_process import HelperProcess
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects
 from fluster_bus.core.names import Namespace

@@ -1,6 +1,6 @@
 """When the helper process of a program is started again."""
 
-from fluster.cluster.ownership.helper_process import Restarts
+from fluster.cluster.helper_process import Restarts
 
 
 def test_the_first_at_once_and_no_more_than_five_in_a_row() -> None:

@@ -27,7 +27,7 @@ from fluster.actors.pool.pool import AsyncActorPool
 from fluster.actors.protocol import frames
 from fluster.cluster.client import AsyncCluster
 from fluster.cluster.jobs.arguments import check_count
-from fluster.cluster.ownership.ownership import launch_owned
+from fluster.cluster.ownership import launch_owned
 from fluster.errors import (
     ActorDiedError,
     ActorNameTakenError,

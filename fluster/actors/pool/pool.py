@@ -32,7 +32,7 @@ from fluster.actors.results.maps import (
     iterated,
 )
 from fluster.cluster import AsyncCluster
-from fluster.cluster.ownership.ownership import release
+from fluster.cluster.ownership import release
 from fluster.errors import ActorTimeoutError
 from fluster.tracing import announce, begin_call, end_with
 from fluster_bus.core.names import check_name, near

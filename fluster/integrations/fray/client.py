@@ -12,7 +12,7 @@ from fray.types import ActorConfig, EnvironmentConfig, JobRequest, JobStatus, Re
 
 from fluster.actors import ActorServer
 from fluster.cluster import Cluster, current_cluster
-from fluster.cluster.ownership.ownership import launch_owned
+from fluster.cluster.ownership import launch_owned
 from fluster.cluster.task.task_context import TaskIdentity
 from fluster.cluster.workspaces import with_stored_workspace
 from fluster.errors import JobNotFoundError, JobRefusedError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluster.actors import ActorPool, AsyncActorPool
 from fluster.cluster import AsyncCluster
-from fluster.cluster.ownership.ownership import release
+from fluster.cluster.ownership import release
 from fluster.errors import JobFailedError, JobNotFoundError, JobTimeoutError
 from fluster.integrations.fray.handles import FlusterActorHandle
 from fluster.integrations.fray.here import client_here

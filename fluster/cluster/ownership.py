@@ -8,7 +8,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from fluster.cluster.ownership.helper_process import HelperProcess
+from fluster.cluster.helper_process import HelperProcess
 from fluster.errors import JobRefusedError
 from fluster_bus.access.address import BusAddress
 from fluster_bus.core.names import JobId, Namespace, unique_name
