@@ -1,7 +1,8 @@
-"""What `breakpoint()` does in a task, whose standard input is empty: a debugger there would end at once, and say nothing.
+"""What `breakpoint()` does in a task, whose standard input is empty: a debugger there would end at once, and say
+nothing.
 
-Tasks find it by PYTHONBREAKPOINT, so that it holds for commands and for what these start, too. A Python that has no Fluster prints
-that it ignores a variable with the name of this function, and goes on.
+Tasks find it by PYTHONBREAKPOINT, so that it holds for commands and for what these start, too. A Python that has no
+Fluster prints that it ignores a variable with the name of this function, and goes on.
 """
 
 from __future__ import annotations

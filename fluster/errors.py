@@ -262,8 +262,8 @@ class ActorTimeoutError(ActorError, TimeoutError):
 
 
 class ConnectionLostError(ActorError, ConnectionError):
-    """The connection to the bus was lost while the call was out: whether it was run is not known. Or it was lost for longer
-    than a wait has patience for, or the cluster has ended: what was waited for may go on.
+    """The connection to the bus was lost while the call was out: whether it was run is not known. Or it was lost for
+    longer than a wait has patience for, or the cluster has ended: what was waited for may go on.
     """
 
 

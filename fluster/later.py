@@ -1,7 +1,7 @@
 """What a program needs only when it has a cluster.
 
-It is imported while its LocalCluster comes up, on the other core; so the modules of what a script imports before it starts
-one import next to nothing themselves, and name here what they will need.
+It is imported while its LocalCluster comes up, on the other core; so the modules of what a script imports before it
+starts one import next to nothing themselves, and name here what they will need.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def import_now() -> None:
 
 
 def names_of(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
-    """The `__getattr__` of a package that has names of its modules {within it: names}, each imported when one of them is asked for."""
+    """The `__getattr__` of a package that has names of its modules {within it: names}, each imported when one of them
+    is asked for.
+    """
     module_of = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
 
     def find(name: str) -> object:

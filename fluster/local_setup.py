@@ -1,4 +1,5 @@
-"""How daemons on this machine are set up: what a LocalCluster and its supervisor tell each other, and a worker's defaults.
+"""How daemons on this machine are set up: what a LocalCluster and its supervisor tell each other, and a worker's
+defaults.
 
 Imports next to nothing: nothing of a cluster runs before its supervisor has read this.
 """

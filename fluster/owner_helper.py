@@ -1,8 +1,9 @@
 """`python -m fluster.owner_helper`: tells a cluster that the program which started this lives, and when it has ended.
 
-Its first line of standard input says which cluster, and as whom. On Linux it holds a pidfd of the program, which tells its
-end and nothing else: a program that is stopped, or whose threads are all busy, is heard of as well as any other. Elsewhere
-the end of standard input is the program's. A line of standard input says that nothing is owned by it any longer.
+Its first line of standard input says which cluster, and as whom. On Linux it holds a pidfd of the program, which tells
+its end and nothing else: a program that is stopped, or whose threads are all busy, is heard of as well as any other.
+Elsewhere the end of standard input is the program's. A line of standard input says that nothing is owned by it any
+longer.
 
 It imports next to nothing, has no threads, and no connection between two messages.
 """
@@ -126,8 +127,8 @@ def serve(voice: Voice, watch: Watch) -> None:
 
 
 class LastWords:
-    """When the end of the program is told again: until a controller has answered that nothing is left, for as long as none
-    answers. Times are seconds of a monotonic clock.
+    """When the end of the program is told again: until a controller has answered that nothing is left, for as long as
+    none answers. Times are seconds of a monotonic clock.
     """
 
     def __init__(self, now: float) -> None:

@@ -80,7 +80,9 @@ class _Steps(Generic[T]):
 def blocking_iterator(
     method: Callable[Concatenate[AsyncT, P], AsyncIterator[T]],
 ) -> Callable[Concatenate[OnPortal[AsyncT], P], Iterator[T]]:
-    """The blocking form of a method that is an asynchronous generator. What comes in batches is waited for once a batch."""
+    """The blocking form of a method that is an asynchronous generator. What comes in batches is waited for once a
+    batch.
+    """
 
     def call(self: OnPortal[AsyncT], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         items = method(self.asynchronous, *args, **kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
@@ -19,7 +19,7 @@ from fluster.cluster.jobs.arguments import (
     check_states,
     check_timeout,
 )
-from fluster.cluster.task.task_context import CONTROLLER_ADDRESS, NAMESPACE, TaskIdentity
+from fluster.cluster.task.task_context import NAMESPACE, TaskIdentity
 from fluster.errors import JobFailedError
 from fluster.later import import_later
 from fluster_bus.access.address import ADDRESS_VARIABLE, BusAddress
@@ -77,8 +77,7 @@ class AsyncCluster:
         self.bus = bus
         self.namespace = namespace
         self.registry = Registry(bus, namespace)
-        # A job may also speak to another cluster than the one that it runs on.
-        self._identity = TaskIdentity.from_environment() if _is_own_cluster(bus.address) else None
+        self._identity = TaskIdentity.at(bus.address)
         self._states = JobStates(bus, namespace)
         self.outages = Outages(bus, patience)
         self._waits = JobWaits(bus, namespace, self._states, self.outages)
@@ -88,13 +87,13 @@ class AsyncCluster:
     async def connect(
         cls, address: str | BusAddress | None = None, namespace: str | None = None, *, patience: float | None = None
     ) -> Self:
-        """A cluster at `address` (a URL with credentials, or a file of them), else at FLUSTER_CLUSTER_ADDRESS, else the one
-        `fluster up` of this user that runs on this machine, which is then said on stderr.
+        """A cluster at `address` (a URL with credentials, or a file of them), else at FLUSTER_CLUSTER_ADDRESS, else the
+        one `fluster up` of this user that runs on this machine, which is then said on stderr.
 
         The namespace is FLUSTER_NAMESPACE or "default" unless given. While the connection is lost, what waits for jobs
         says so in the log and waits on; after `patience` seconds, or when the cluster has ended, it raises
-        ConnectionLostError. Raises ConnectError, CredentialsError, also when these credentials are for another namespace,
-        and ServiceError when the cluster does not have the namespace.
+        ConnectionLostError. Raises ConnectError, CredentialsError, also when these credentials are for another
+        namespace, and ServiceError when the cluster does not have the namespace.
         """
         from fluster.cluster.jobs.job_states import UNANSWERED
         from fluster_bus.connection.bus import Bus
@@ -188,18 +187,19 @@ class AsyncCluster:
     async def launch_many(self, requests: Sequence[JobRequest]) -> list[JobId]:
         """The ids of many jobs, in order; quicker than one `launch` after the other.
 
-        One may run `after` those that are before it here. Raises as `launch` does: JobRefusedError names those that were
-        accepted nevertheless, and nothing is sent when two have the same id. A note of other errors names those that were
-        stored.
+        One may run `after` those that are before it here. Raises as `launch` does: JobRefusedError names those that
+        were accepted nevertheless, and nothing is sent when two have the same id. A note of other errors names those
+        that were stored.
         """
         return await self._submissions.launch(check_requests(requests))
 
     async def run_on_worker(self, worker_id: WorkerId, request: JobRequest) -> JobId:
-        """The id of a job that the worker runs now, before all that waits; it stays on that worker, also when it is retried.
+        """The id of a job that the worker runs now, before all that waits; it stays on that worker, also when it is
+        retried.
 
-        For operators. It returns also when no controller answers: the worker keeps the room for some seconds, then the job
-        waits like others. Raises JobRefusedError when the worker cannot run it now, WorkerNotFoundError, CredentialsError
-        to those who are not operators, and what `launch` raises.
+        For operators. It returns also when no controller answers: the worker keeps the room for some seconds, then the
+        job waits like others. Raises JobRefusedError when the worker cannot run it now, WorkerNotFoundError,
+        CredentialsError to those who are not operators, and what `launch` raises.
         """
         return await self._submissions.run_on_worker(worker_id, *check_requests([request]))
 
@@ -214,7 +214,9 @@ class AsyncCluster:
         return Submissions(self.bus, self.namespace, self._states, self._identity)
 
     async def poll(self, job_id: JobId, *, details: bool = False) -> JobInfo:
-        """How the job stands now; with `details` also what it was asked to run. Raises JobNotFoundError, InvalidNameError."""
+        """How the job stands now; with `details` also what it was asked to run. Raises JobNotFoundError,
+        InvalidNameError.
+        """
         return (await self._states.get([check_job_id(job_id)], details=details))[0]
 
     @overload
@@ -234,8 +236,9 @@ class AsyncCluster:
     ) -> JobInfo | list[JobInfo]:
         """The job, or the jobs in order, once finished.
 
-        Raises JobTimeoutError (a TimeoutError) after `timeout` seconds, ConnectionLostError as the cluster's `patience` has
-        it, JobNotFoundError, InvalidNameError, and with `raise_on_failure` JobFailedError for the first that did not succeed.
+        Raises JobTimeoutError (a TimeoutError) after `timeout` seconds, ConnectionLostError as the cluster's `patience`
+        has it, JobNotFoundError, InvalidNameError, and with `raise_on_failure` JobFailedError for the first that did
+        not succeed.
         """
         from fluster_bus.messages import JobStatus
 
@@ -264,13 +267,15 @@ class AsyncCluster:
                 yield info
 
     async def result(self, job_id: JobId, *, task: int | None = None, timeout: float | None = None) -> Any:
-        """What the job's callable returned, once the job has finished; of a job of several tasks a list, by their ranks.
+        """What the job's callable returned, once the job has finished; of a job of several tasks a list, by their
+        ranks.
 
-        It is unpickled, which runs code of the job's choice in this program: of jobs of this namespace, so of all who may submit there.
-        `task` asks for one of them, which may have succeeded though the job did not. Raises what the callable raised,
-        with its traceback as a note; JobFailedError when the job ended badly in another way; JobResultError when it
-        succeeded and its result was too large, could not be pickled, or is not kept any more; JobTimeoutError after
-        `timeout` seconds, JobNotFoundError, InvalidNameError, and ValueError for a task that the job does not have.
+        It is unpickled, which runs code of the job's choice in this program: of jobs of this namespace, so of all who
+        may submit there. `task` asks for one of them, which may have succeeded though the job did not. Raises what the
+        callable raised, with its traceback as a note; JobFailedError when the job ended badly in another way;
+        JobResultError when it succeeded and its result was too large, could not be pickled, or is not kept any more;
+        JobTimeoutError after `timeout` seconds, JobNotFoundError, InvalidNameError, and ValueError for a task that the
+        job does not have.
         """
         from fluster.cluster.jobs.job_results import results_of
 
@@ -295,11 +300,12 @@ class AsyncCluster:
         return await explain(self.bus, self.namespace, check_job_id(job_id))
 
     async def stack(self, job_id: JobId, *, task: int | None = None) -> JobStack:
-        """In which Python functions the job's tasks are, so where they hang; `task` asks for one, else 16 that run are told at most.
+        """In which Python functions the job's tasks are, so where they hang; `task` asks for one, else 16 that run are
+        told at most.
 
-        They are read from outside, by the tasks' workers, and nothing is stopped. A process that could not be read has a `problem`.
-        Raises StackError when no task of those runs, or none can be told, JobNotFoundError, InvalidNameError, and
-        ValueError for a task that the job does not have.
+        They are read from outside, by the tasks' workers, and nothing is stopped. A process that could not be read has
+        a `problem`. Raises StackError when no task of those runs, or none can be told, JobNotFoundError,
+        InvalidNameError, and ValueError for a task that the job does not have.
         """
         from fluster.cluster.jobs.job_requests import job_stack
 
@@ -309,7 +315,9 @@ class AsyncCluster:
     async def list_jobs(
         self, *, limit: int = 1_000, states: Sequence[JobStatus] = (), details: bool = False
     ) -> list[JobInfo]:
-        """The namespace's jobs, the newest first; with `states`, those that stand so, with `details` also what they run."""
+        """The namespace's jobs, the newest first; with `states`, those that stand so, with `details` also what they
+        run.
+        """
         from fluster.cluster.jobs.job_requests import list_jobs
 
         check_count("limit", limit, 0, "how many jobs to list")
@@ -329,16 +337,17 @@ class AsyncCluster:
         """The lines that the job's tasks wrote; with `follow`, also those to come, until it has finished.
 
         `tail` keeps the last lines of those that there are, `since` those written from a time on (or in the last so
-        much), `grep` those in which a regular expression is found. They are there also when the worker is gone. What jobs
-        wrote that had the id before is found by the number of its `attempt`. Without `follow` all is there that the tasks had
-        written when this was called, as far as their workers can be asked within 5 s.
+        much), `grep` those in which a regular expression is found. They are there also when the worker is gone. What
+        jobs wrote that had the id before is found by the number of its `attempt`. Without `follow` all is there that
+        the tasks had written when this was called, as far as their workers can be asked within 5 s.
 
-        Raises JobNotFoundError, InvalidNameError, and ValueError for a `grep` that is no regular expression, a `since` without a
-        time zone or a negative `tail`.
+        Raises JobNotFoundError, InvalidNameError, and ValueError for a `grep` that is no regular expression, a `since`
+        without a time zone or a negative `tail`.
 
-        Each stream of a task is in the order in which it wrote, and so are both together, but that what it writes to both
-        within a moment (longer on a busy machine) may come one stream after the other. A line of more than 64 KiB comes in
-        pieces, and so does one that is written over itself, as progress bars are: all of them but the last have `goes_on`.
+        Each stream of a task is in the order in which it wrote, and so are both together, but that what it writes to
+        both within a moment (longer on a busy machine) may come one stream after the other. A line of more than 64 KiB
+        comes in pieces, and so does one that is written over itself, as progress bars are: all of them but the last
+        have `goes_on`.
         """
         from fluster.cluster.jobs.batched_logs import Batched
         from fluster.cluster.jobs.job_logs import LogQuery
@@ -370,8 +379,8 @@ class AsyncCluster:
     ) -> DrainReply:
         """Have a worker take nothing new, wait for what runs, and leave; with `wait`, return when it has left.
 
-        After `timeout` seconds it hands back what still runs: stopped, and tried elsewhere at the cost of the preemption
-        budget. For operators. Raises WorkerNotFoundError, and CredentialsError for anybody else.
+        After `timeout` seconds it hands back what still runs: stopped, and tried elsewhere at the cost of the
+        preemption budget. For operators. Raises WorkerNotFoundError, and CredentialsError for anybody else.
         """
         from fluster.cluster.workers import drain_worker
 
@@ -392,10 +401,8 @@ class AsyncCluster:
         """Make `address` known under `name`. From within a job it is removed when the job ends; else it has a
         lease, of 10 s unless the cluster has another, that `registry.register` renews.
         """
-        from fluster.cluster.jobs.job_states import once_back
-
         endpoint = self.new_endpoint(name, address, metadata=metadata)
-        return await once_back(lambda: self.registry.register(endpoint))
+        return await _once_back(lambda: self.registry.register(endpoint))
 
     def new_endpoint(
         self,
@@ -422,26 +429,20 @@ class AsyncCluster:
 
     async def unregister_endpoint(self, endpoint_id: EndpointId) -> None:
         """Take the endpoint away, if it is there."""
-        from fluster.cluster.jobs.job_states import once_back
-
-        endpoint = await once_back(lambda: self.registry.find(endpoint_id))
+        endpoint = await _once_back(lambda: self.registry.find(endpoint_id))
         if endpoint is not None:
-            await once_back(lambda: self.registry.unregister(endpoint))
+            await _once_back(lambda: self.registry.unregister(endpoint))
 
     async def lookup_endpoints(self, name: str) -> list[Endpoint]:
         """Everyone registered under `name`."""
-        from fluster.cluster.jobs.job_states import once_back
-
-        return await once_back(lambda: self.registry.lookup(name))
+        return await _once_back(lambda: self.registry.lookup(name))
 
     async def list_endpoints(self, prefix: str = "") -> list[Endpoint]:
         """Everyone whose name begins with `prefix`."""
-        from fluster.cluster.jobs.job_states import once_back
-
-        return await once_back(lambda: self.registry.list(prefix))
+        return await _once_back(lambda: self.registry.list(prefix))
 
 
-def _is_own_cluster(address: BusAddress) -> bool:
-    """True for the cluster whose job this process is."""
-    own = os.environ.get(CONTROLLER_ADDRESS)
-    return own is not None and BusAddress.parse(own).servers == address.servers
+async def _once_back(attempt: Callable[[], Awaitable[T]]) -> T:
+    from fluster.cluster.jobs.job_states import once_back
+
+    return await once_back(attempt)

@@ -52,8 +52,8 @@ class _Process(subprocess.Popen[bytes]):
 class HelperProcess:
     """Runs `python -m fluster.owner_helper` with `setup`, and another when that ends, until it is released.
 
-    Raises OSError when the first one cannot be started. Without a pidfd the helper takes the end of its pipe for the end
-    of the program, so forked children close it.
+    Raises OSError when the first one cannot be started. Without a pidfd the helper takes the end of its pipe for the
+    end of the program, so forked children close it.
     """
 
     def __init__(self, setup: Mapping[str, Any]) -> None:

@@ -63,49 +63,53 @@ _LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE = 16, 4  # tasks on a laptop mostly wait; 
 class LocalCluster(Cluster):
     """A nats-server, a controller and workers on this machine, started by this process and gone with it.
 
-    `namespace` is the one that this object works in, `namespaces` are further ones that the cluster has from its start; `fluster namespace add` adds others.
-    `cpu` and `memory` are what all workers offer together: by default 16 CPUs or four for each core, and the machine's
-    memory. They are logical: nothing is enforced, unless `enforce_limits` asks for it. So are `disk`, by default what is free, and
-    `gpus`, such as "h100:8" or "0" for none, by default those that nvidia-smi lists once the cluster is up; `labels` are those of each
-    worker. `resources`, such as {"license": 4}, are what all have together of things with names of your own, each worker in whole pieces.
-    What is not given is taken from FLUSTER_DISK, FLUSTER_GPUS, FLUSTER_LABELS and FLUSTER_RESOURCES, if these are set. A task that asks
-    for no GPU has the program's own CUDA_VISIBLE_DEVICES. With `store_dir` the records, logs
-    and registry stay there, and the next LocalCluster with the same folder goes on with them. Of several `controllers` one
-    leads and the others stand by.
+    `namespace` is the one that this object works in, `namespaces` are further ones that the cluster has from its start;
+    `fluster namespace add` adds others. `cpu` and `memory` are what all workers offer together: by default 16 CPUs or
+    four for each core, and the machine's memory. They are logical: nothing is enforced, unless `enforce_limits` asks
+    for it. So are `disk`, by default what is free, and `gpus`, such as "h100:8" or "0" for none, by default those that
+    nvidia-smi lists once the cluster is up; `labels` are those of each worker. `resources`, such as {"license": 4}, are
+    what all have together of things with names of your own, each worker in whole pieces. What is not given is taken
+    from FLUSTER_DISK, FLUSTER_GPUS, FLUSTER_LABELS and FLUSTER_RESOURCES, if these are set. A task that asks for no GPU
+    has the program's own CUDA_VISIBLE_DEVICES. With `store_dir` the records, logs and registry stay there, and the next
+    LocalCluster with the same folder goes on with them. Of several `controllers` one leads and the others stand by.
 
-    Tasks that are processes get the environment that this program has now, without PYTHONPATH and what begins with FLUSTER_ or
-    SLURM_; without `pass_secrets` also without variables whose names are like *TOKEN*, *SECRET*, *KEY* or *PASSWORD*.
+    Tasks that are processes get the environment that this program has now, without PYTHONPATH and what begins with
+    FLUSTER_ or SLURM_; without `pass_secrets` also without variables whose names are like *TOKEN*, *SECRET*, *KEY* or
+    *PASSWORD*.
 
     With `runtime="docker"` each task runs in a container of the Docker engine at `docker_host` (`unix:///…`, by default
     DOCKER_HOST, or the machine's own), in the `image` that its job names, or else in this one, by default
     `python:3.12-slim` of the client's version of Python; "auto" does so where an engine answers.
 
-    `network` and what follows are for tasks in containers, as a worker's settings are: which `profile` they have (default, gpu,
-    trusted), the folders below which jobs may have any mounted, how large /dev/shm is, and {name: limit, or soft and hard
-    one}, such as {"nofile": (1024, 65_536)}. `build_network` and `build_ca` (a file of certificates) are for the images that
-    are built with the packages of jobs.
+    `network` and what follows are for tasks in containers, as a worker's settings are: which `profile` they have
+    (default, gpu, trusted), the folders below which jobs may have any mounted, how large /dev/shm is, and {name: limit,
+    or soft and hard one}, such as {"nofile": (1024, 65_536)}. `build_network` and `build_ca` (a file of certificates)
+    are for the images that are built with the packages of jobs.
 
-    The environment of a job, or its image, is made within `build_timeout` seconds (1800), or the job fails. A worker that gets SIGTERM
-    waits `drain_timeout` seconds (60) for its tasks before it hands them back.
+    The environment of a job, or its image, is made within `build_timeout` seconds (1800), or the job fails. A worker
+    that gets SIGTERM waits `drain_timeout` seconds (60) for its tasks before it hands them back.
 
-    The start fails unless all are ready within `start_timeout` seconds (45, with a backend 900): a large store takes a while to read,
-    and so does an image that has to be pulled.
+    The start fails unless all are ready within `start_timeout` seconds (45, with a backend 900): a large store takes a
+    while to read, and so does an image that has to be pulled.
 
-    `timing` replaces some of the times of a cluster on one machine, in seconds: {"fence_after_s": 30, "worker_timeout_s": 40}
-    or {"seat_lease_s": 3}. Names and rules are those of the settings FLUSTER_…_S of a deployed cluster.
+    `timing` replaces some of the times of a cluster on one machine, in seconds: {"fence_after_s": 30,
+    "worker_timeout_s": 40} or {"seat_lease_s": 3}. Names and rules are those of the settings FLUSTER_…_S of a deployed
+    cluster.
 
-    `limits` replaces limits of records, histories, caches, logs and disks, by the names of a deployed cluster's settings FLUSTER_… in lower
-    case: {"max_records": 100, "logs_budget": "2GiB", "environments_cache": "5GB", "max_log": "1MB", "results_kept_s": 3_600, "least_free_disk": "1GB"}.
+    `limits` replaces limits of records, histories, caches, logs and disks, by the names of a deployed cluster's
+    settings FLUSTER_… in lower case: {"max_records": 100, "logs_budget": "2GiB", "environments_cache": "5GB",
+    "max_log": "1MB", "results_kept_s": 3_600, "least_free_disk": "1GB"}.
 
     With a `backend`, a VMBackend such as `fluster_services.vm.DockerBackend()`, each worker is one of its VMs, which
-    has its usual size unless `cpu` or `memory` say what all have together. It is copied: one object may serve several clusters.
+    has its usual size unless `cpu` or `memory` say what all have together. It is copied: one object may serve several
+    clusters.
 
-    What its actors and the workers of its pools write comes to this program's stderr as well, each line after `name[index] |`, at
-    most 100 lines a second of each. That is so on a terminal and in a notebook, and with `log_to_driver=True`; else the last
-    20 lines of what failed do.
+    What its actors and the workers of its pools write comes to this program's stderr as well, each line after
+    `name[index] |`, at most 100 lines a second of each. That is so on a terminal and in a notebook, and with
+    `log_to_driver=True`; else the last 20 lines of what failed do.
 
-    `on_progress` is called with a line whenever the start has come further. Raises ClusterStartError with the reason when
-    the cluster does not come up.
+    `on_progress` is called with a line whenever the start has come further. Raises ClusterStartError with the reason
+    when the cluster does not come up.
     """
 
     def __init__(

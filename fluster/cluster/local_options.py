@@ -1,4 +1,6 @@
-"""Options of a LocalCluster as its supervisor and its workers have them; some default to the variables that workers read."""
+"""Options of a LocalCluster as its supervisor and its workers have them; some default to the variables that workers
+read.
+"""
 
 from __future__ import annotations
 

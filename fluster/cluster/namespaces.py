@@ -1,6 +1,7 @@
 """Asks the controller for namespaces, as an operator, until what was asked for is done.
 
-A request may be sent again, to another controller as well: what was begun is written on the bus, and the next leader goes on.
+A request may be sent again, to another controller as well: what was begun is written on the bus, and the next leader
+goes on.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class NamespaceAdmin:
     async def drop(
         self, name: str, *, force: bool = False, on_waiting: Callable[[int], None] = lambda _unfinished: None
     ) -> None:
-        """Return when nothing of the namespace is left. With `force` its jobs are ended first, which may take long: `on_waiting`
-        is told how many are left. Raises ServiceError, BusError.
+        """Return when nothing of the namespace is left. With `force` its jobs are ended first, which may take long:
+        `on_waiting` is told how many are left. Raises ServiceError, BusError.
         """
         # What was there and is unknown later has been dropped: by this request, whose answer was lost, or by another's.
         is_begun = any(each.record.name == name for each in await self.list())

@@ -41,8 +41,8 @@ class Portal:
     def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """What `await function(*args)` gives on the loop. Ctrl-C here cancels it there.
 
-        Raises ClosedError after `close`, and when that comes before there is an answer, ForkedError, and RuntimeError on the
-        loop's own thread.
+        Raises ClosedError after `close`, and when that comes before there is an answer, ForkedError, and RuntimeError
+        on the loop's own thread.
         """
         self.check_process()
         if threading.get_ident() == self._thread.ident:

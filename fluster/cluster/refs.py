@@ -41,7 +41,8 @@ class Fetches(Protocol):
 
 
 class Ref(Generic[T]):
-    """What `cluster.put` gives. Passed to an actor's method or a job's callable as an argument, it arrives as the object.
+    """What `cluster.put` gives. Passed to an actor's method or a job's callable as an argument, it arrives as the
+    object.
 
     Inside of another argument it arrives as a Ref, whose `get` gives the object. It is good as long as it lives in the
     process that put it, or a call with it is under way.

@@ -33,7 +33,9 @@ class UpCluster:
 
 
 def run_dir() -> Path:
-    """The folder in which clusters that are up are noted: FLUSTER_RUN_DIR, else one of this user's in the temporary folder."""
+    """The folder in which clusters that are up are noted: FLUSTER_RUN_DIR, else one of this user's in the temporary
+    folder.
+    """
     given = os.environ.get(RUN_DIR_VARIABLE)
     return Path(given) if given else Path(tempfile.gettempdir()) / f"fluster_up_{os.getuid()}"
 

@@ -80,7 +80,9 @@ async def ask_worker(
 
 
 async def run_on_worker(bus: Bus, worker_id: WorkerId, namespace: Namespace, job: JobRequest) -> RunReply:
-    """The worker's word that it has room for the job and has submitted it. Raises JobRefusedError, and as `ask_worker` does."""
+    """The worker's word that it has room for the job and has submitted it. Raises JobRefusedError, and as `ask_worker`
+    does.
+    """
     request = RunRequest(namespace=namespace, job=job)
     try:
         return await ask_worker(bus, worker_id, "run", request, RunReply, timeout_s=_RUN_TIMEOUT_S)
@@ -108,7 +110,9 @@ async def _wait_left(bus: Bus, worker_id: WorkerId) -> None:
 
 
 def nodes_of(workers: Iterable[WorkerStatus]) -> list[NodeStatus]:
-    """The machines that these workers are on, by host. Workers of a version that does not tell are grouped by host alone."""
+    """The machines that these workers are on, by host. Workers of a version that does not tell are grouped by host
+    alone.
+    """
     groups: dict[tuple[str, str], list[WorkerStatus]] = {}
     for worker in workers:
         machine = worker.info.node.machine if worker.info.node is not None else ""

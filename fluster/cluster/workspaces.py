@@ -1,7 +1,8 @@
-"""Workspaces on their way to the cluster: a folder becomes one archive, which is stored under its hash before the job goes.
+"""Workspaces on their way to the cluster: a folder becomes one archive, which is stored under its hash before the job
+goes.
 
-The same content gives the same bytes. Where a job runs it is unpacked, within the same limits. What only packing needs is
-imported when a folder is packed: every client and every worker imports this module.
+The same content gives the same bytes. Where a job runs it is unpacked, within the same limits. What only packing needs
+is imported when a folder is packed: every client and every worker imports this module.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ async def with_stored_workspaces(bus: Bus, namespace: str, requests: Sequence[Jo
 async def with_stored_workspace(
     bus: Bus, namespace: str, environment: EnvironmentConfig, stored: dict[str, str] | None = None
 ) -> EnvironmentConfig:
-    """The same for one environment, which any number of jobs may have then. `stored` are folders that are there already."""
+    """The same for one environment, which any number of jobs may have then. `stored` are folders that are there
+    already.
+    """
     if environment.workspace is None:
         return environment
     from fluster_bus.storage.objects import ObjectStore
@@ -88,7 +91,8 @@ async def _store(store: ObjectStore, folder: str) -> str:
 
 
 def pack(folder: str | Path, limits: WorkspaceLimits = WORKSPACE_LIMITS) -> BinaryIO:
-    """A temporary file with the packed `folder`, without .git, __pycache__, virtual environments and what .gitignore files name.
+    """A temporary file with the packed `folder`, without .git, __pycache__, virtual environments and what .gitignore
+    files name.
 
     It is a zip archive, and the same bytes whenever the same files are packed. Raises WorkspaceError when the folder
     is too large, which names what makes it so, or holds what cannot travel: links that lead out, sockets, devices.

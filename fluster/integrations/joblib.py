@@ -42,8 +42,8 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
 
     `n_jobs=-1` means all of the pool's workers. A pool of its own has as many as n_jobs says, or as the cluster (the
     current one unless given) has room for. It begins with the first call and ends with the backend, thus after the
-    block of `parallel_config`; others that ask for the same at the same time share it. A Parallel within a task runs in threads there.
-    Raises TypeError and ValueError for what does not go together.
+    block of `parallel_config`; others that ask for the same at the same time share it. A Parallel within a task runs in
+    threads there. Raises TypeError and ValueError for what does not go together.
     """
 
     supports_retrieve_callback = True  # and so `timeout` and generators

@@ -23,7 +23,8 @@ Share = Callable[[Any], Ref[Any] | None]
 def encode_batch(batch: Any, share: Share) -> bytes:
     """A pickle of the batch, in which a Ref stands for each object that `share` has one for. Raises TypeError.
 
-    What it has none for is part of the pickle, so that arrays can be written to where they arrive, as with joblib's own.
+    What it has none for is part of the pickle, so that arrays can be written to where they arrive, as with joblib's
+    own.
     """
     stream = io.BytesIO()
     try:
@@ -89,8 +90,8 @@ class _Put(NamedTuple):
 class SharedArrays:
     """Large arrays that were put, by their identity: who changes one meanwhile must not expect that to be seen.
 
-    Each is freed, as soon as no task needs it any more, after its array has gone, when there are too many of them, or by
-    `clear`.
+    Each is freed, as soon as no task needs it any more, after its array has gone, when there are too many of them, or
+    by `clear`.
     """
 
     def __init__(self) -> None:

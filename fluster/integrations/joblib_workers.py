@@ -66,7 +66,8 @@ class GivenWorkers:
 
 
 class OwnWorkers:
-    """A pool that is made when it is first needed, grows as more are asked for, and can be made again when it has ended.
+    """A pool that is made when it is first needed, grows as more are asked for, and can be made again when it has
+    ended.
 
     Others who want the same share it.
     """
@@ -192,7 +193,9 @@ class SharedPool:
 
 
 class SharedPools:
-    """Those of this process. A second one of the same would wait for room until the first has ended, which may be never."""
+    """Those of this process. A second one of the same would wait for room until the first has ended, which may be
+    never.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -30,11 +30,12 @@ _LOST_WORKERS = 5  # of one shard: it may be what kills them
 class FlusterBackend:
     """Runs datasets on `cluster`, by default the one that this process belongs to (`current_cluster()`).
 
-    Each pipeline has workers of its own: up to `max_parallelism`, and no more than it has shards, of `memory_per_worker` and one
-    CPU each. It begins with the first that is there, and others join as there is room for them. A worker runs its shards in its
-    own process; one that dies is begun anew, and what it was at is given out again. What stages hand to each other lies
-    in `storage`, a folder or bucket that this process and all workers reach, by default Zephyr's own choice; memory of this
-    process (`memory://`) is a ValueError. `environment` surrounds them, so that they find the program's code on other machines.
+    Each pipeline has workers of its own: up to `max_parallelism`, and no more than it has shards, of
+    `memory_per_worker` and one CPU each. It begins with the first that is there, and others join as there is room for
+    them. A worker runs its shards in its own process; one that dies is begun anew, and what it was at is given out
+    again. What stages hand to each other lies in `storage`, a folder or bucket that this process and all workers reach,
+    by default Zephyr's own choice; memory of this process (`memory://`) is a ValueError. `environment` surrounds them,
+    so that they find the program's code on other machines.
     """
 
     def __init__(
@@ -62,9 +63,9 @@ class FlusterBackend:
     def execute(self, dataset: Dataset[Any], *, name: str = "pipeline") -> list[Any]:
         """What the dataset's last stage gives, in order. Workers and coordinator are gone then, also when it fails.
 
-        Raises ZephyrWorkerError when a stage does not come through, with its traceback, or a worker does not see the `storage`;
-        ValueError when there never will be room for a worker, or Zephyr's choice of a storage is memory of this process,
-        TypeError for what cannot be pickled, OSError for a storage that this process cannot write to.
+        Raises ZephyrWorkerError when a stage does not come through, with its traceback, or a worker does not see the
+        `storage`; ValueError when there never will be room for a worker, or Zephyr's choice of a storage is memory of
+        this process, TypeError for what cannot be pickled, OSError for a storage that this process cannot write to.
         """
         client = PipelineClient(self._cluster, environment=self._environment)
         context = ZephyrContext(

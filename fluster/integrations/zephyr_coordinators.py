@@ -31,8 +31,8 @@ __all__ = ["MAX_WORKERS", "PipelineClient", "ZephyrContext"]
 class PipelineClient(FlusterClient):
     """A fray client for a ZephyrContext whose coordinator runs in this process, which waits for it anyway.
 
-    So its pool has its first worker sooner, what the coordinator logs is seen here, and it needs no room on the cluster. When
-    this process is killed, its workers end with the shards that they are at.
+    So its pool has its first worker sooner, what the coordinator logs is seen here, and it needs no room on the
+    cluster. When this process is killed, its workers end with the shards that they are at.
     """
 
     def submit(self, request: JobRequest, adopt_existing: bool = True) -> JobHandle:

@@ -41,8 +41,8 @@ def whole(storage: str) -> str:
 def marked(storage: str) -> Iterator[Callable[..., StageRunner]]:
     """What makes runners of shards in workers, while a file marks the whole `storage` as the folder that it is here.
 
-    They raise FileNotFoundError where it is another: the pipeline would lose what it writes there, and try again for a minute.
-    A bucket is the same everywhere, and is not marked. Raises OSError for what cannot be written to.
+    They raise FileNotFoundError where it is another: the pipeline would lose what it writes there, and try again for a
+    minute. A bucket is the same everywhere, and is not marked. Raises OSError for what cannot be written to.
     """
     if get_protocol(storage) not in _OF_THIS_MACHINE:
         yield InlineRunner

@@ -14,8 +14,8 @@ _OS_ERRORS_OWN = ("errno", "strerror", "filename", "filename2")
 def kindred(error: Exception, *, type_name: str, message: str, traceback: str) -> RemoteError | None:
     """An error that `except` finds by the class of `error`, too, with those of its attributes that can be pickled.
 
-    Many exceptions are pickled and cannot be made again, since their constructors take other arguments than they keep: here
-    none is called. None where no such object can be made.
+    Many exceptions are pickled and cannot be made again, since their constructors take other arguments than they keep:
+    here none is called. None where no such object can be made.
     """
     attributes = {name: value for name, value in _attributes(error).items() if _travels(value)}
     arguments = error.args if _travels(error.args) else (message,)

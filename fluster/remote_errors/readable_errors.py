@@ -1,4 +1,6 @@
-"""Makes errors of other processes readable: raised again with their traceback as a note, from the user's code on, with a remedy."""
+"""Makes errors of other processes readable: raised again with their traceback as a note, from the user's code on, with
+a remedy.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ _USES_FLUSTER = "fluster.demo"
 def shave(error: BaseException) -> None:
     """Take Fluster's own frames from the traceback of an error that a blocking call raises, where they tell nothing.
 
-    That is so for what `restored` gave, whose note has the remote traceback, and for Fluster's own errors, whose text says
-    all. The frames of those stay with FLUSTER_DEBUG=1.
+    That is so for what `restored` gave, whose note has the remote traceback, and for Fluster's own errors, whose text
+    says all. The frames of those stay with FLUSTER_DEBUG=1.
     """
     is_remote = any(note.startswith(_BEGINNING) and ":\n" in note for note in getattr(error, "__notes__", ()))
     if is_remote or (isinstance(error, FlusterError) and not os.environ.get(_DEBUG_VARIABLE)):

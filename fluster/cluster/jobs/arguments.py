@@ -1,4 +1,6 @@
-"""What callers of the job client pass, checked before anything is sent: else it fails far from the mistake, or not at all."""
+"""What callers of the job client pass, checked before anything is sent: else it fails far from the mistake, or not at
+all.
+"""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ async def merged_logs(
     since: datetime | timedelta | None = None,
     grep: str | None = None,
 ) -> AsyncGenerator[list[LogLine]]:
-    """The lines of each job, as `cluster.logs` gives them, in lists: one job after the other, with `tail` by their times, with
-    `follow` as they come.
+    """The lines of each job, as `cluster.logs` gives them, in lists: one job after the other, with `tail` by their
+    times, with `follow` as they come.
     """
     sources = [cluster.logs(job_id, follow=follow, tail=tail, since=since, grep=grep).batches for job_id in job_ids]
     if follow and len(sources) > 1:

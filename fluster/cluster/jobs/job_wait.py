@@ -22,7 +22,9 @@ _SETTLED_AFTER_S = 0.3
 
 
 class JobWaits:
-    """Waits of one client for its jobs; `outages` ends them with ConnectionLostError when the connection is lost for too long."""
+    """Waits of one client for its jobs; `outages` ends them with ConnectionLostError when the connection is lost for
+    too long.
+    """
 
     def __init__(self, bus: Bus, namespace: Namespace, states: JobStates, outages: Outages) -> None:
         self._bus = bus
@@ -76,7 +78,8 @@ class JobWaits:
 async def wait_finished(
     bus: Bus, namespace: Namespace, unfinished: set[JobId], states: JobStates, *, left: int = 0
 ) -> None:
-    """Return when no more than `left` of the jobs in `unfinished` have not ended; each is taken out of the set as it ends.
+    """Return when no more than `left` of the jobs in `unfinished` have not ended; each is taken out of the set as it
+    ends.
 
     Their records tell, as the server republishes them, so nobody needs to answer; after each reconnect, when a
     change may have been missed, the controller is asked. While it is away it is waited for. Raises ClosedError.

@@ -26,9 +26,11 @@ _SUBMITS_AT_ONCE = 128
 
 
 class Submissions:
-    """Submits the jobs of one client: stores what they need of this program, and then their requests, in the submit stream.
+    """Submits the jobs of one client: stores what they need of this program, and then their requests, in the submit
+    stream.
 
-    `identity` is the task that this program is in that cluster, if it is one. Of many jobs `at_once` are sent at the same time.
+    `identity` is the task that this program is in that cluster, if it is one. Of many jobs `at_once` are sent at the
+    same time.
     """
 
     def __init__(
@@ -109,7 +111,9 @@ class Submissions:
         return {"parent": identity.job_id, "parent_task": identity.task, "parent_attempt": identity.attempt}
 
     async def submit(self, request: JobRequest) -> int:
-        """The job's place in the submit stream, once it is stored there. Raises StorageError, and what `Bus.request` raises."""
+        """The job's place in the submit stream, once it is stored there. Raises StorageError, and what `Bus.request`
+        raises.
+        """
         draft = await self._draft(request)
         return await once_back(lambda: submit(self._bus, self._namespace, draft, message_id=str(draft.submission)))
 

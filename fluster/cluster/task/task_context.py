@@ -10,6 +10,7 @@ from typing import Self
 
 from fluster.errors import NoTaskError
 from fluster.progress_file import DIRECTORY_VARIABLE, checked_progress, write_progress
+from fluster_bus.access.address import BusAddress
 from fluster_bus.core.names import JobId, Namespace, WorkerId
 
 JOB_ID, TASK_INDEX, NUM_TASKS = "FLUSTER_JOB_ID", "FLUSTER_TASK_INDEX", "FLUSTER_NUM_TASKS"
@@ -52,6 +53,13 @@ class TaskIdentity:
             worker_id=WorkerId(environment.get(WORKER_ID, "")),
             namespace=Namespace(environment.get(NAMESPACE, "default")),
         )
+
+    @classmethod
+    def at(cls, address: BusAddress) -> Self | None:
+        """The task, if its job runs on the cluster at that address: a job may speak to another cluster as well."""
+        own = os.environ.get(CONTROLLER_ADDRESS)
+        is_own = own is not None and BusAddress.parse(own).servers == address.servers
+        return cls.from_environment() if is_own else None
 
     def to_environment(self) -> dict[str, str]:
         """The variables that tell a task who it is."""

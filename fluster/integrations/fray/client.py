@@ -35,12 +35,12 @@ class FlusterClient:
     """fray's client over a Fluster cluster, by default the one that this process belongs to (`current_cluster()`).
 
     Jobs are jobs, a group of actors is one job with a task for each; launched from within a job, they end with it, and
-    groups that a program makes on a shared cluster end with the program, also when it is killed. What
-    fray can ask for and Fluster does not have raises NotImplementedError, which names it. The client can be pickled; in another
-    process it works over that one's cluster.
+    groups that a program makes on a shared cluster end with the program, also when it is killed. What fray can ask for
+    and Fluster does not have raises NotImplementedError, which names it. The client can be pickled; in another process
+    it works over that one's cluster.
 
-    `environment`, one of Fluster's, surrounds the jobs and actors that name none of their own, and those that they launch. Its
-    workspace is packed once, when it is first needed.
+    `environment`, one of Fluster's, surrounds the jobs and actors that name none of their own, and those that they
+    launch. Its workspace is packed once, when it is first needed.
     """
 
     def __init__(self, cluster: Cluster | None = None, *, environment: FlusterEnvironment | None = None) -> None:
@@ -162,8 +162,8 @@ class FlusterClient:
     ) -> FlusterActorGroup:
         """`count` actors, which come up as there is room for them. Their names are made unique.
 
-        Raises NotImplementedError, TypeError for what cannot be pickled or served, ValueError, and what `Cluster.launch`
-        raises.
+        Raises NotImplementedError, TypeError for what cannot be pickled or served, ValueError, and what
+        `Cluster.launch` raises.
         """
         check_servable(actor_class)
         default = self._default()

@@ -100,8 +100,8 @@ class FlusterActorFuture:
     def result(self, timeout: float | None = None) -> Any:
         """What the method returned; what it raised is raised.
 
-        Raises TimeoutError after `timeout` seconds: the call goes on, and may be waited for again. ActorUnavailableError
-        when the actor is not there, or has ended while the call was out.
+        Raises TimeoutError after `timeout` seconds: the call goes on, and may be waited for again.
+        ActorUnavailableError when the actor is not there, or has ended while the call was out.
         """
         with _read_by(self._client):
             return self._future.result(timeout)

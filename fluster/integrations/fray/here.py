@@ -15,7 +15,9 @@ def client_here(*, only_if_set: Literal[True]) -> FlusterClient | None: ...
 @overload
 def client_here() -> FlusterClient: ...
 def client_here(*, only_if_set: bool = False) -> FlusterClient | None:
-    """The client that is set for fray where it is Fluster's; else one of the process's own cluster, unless it has to be set."""
+    """The client that is set for fray where it is Fluster's; else one of the process's own cluster, unless it has to be
+    set.
+    """
     from fluster.integrations.fray.client import FlusterClient
 
     found = _current_client_var.get()

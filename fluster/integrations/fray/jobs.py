@@ -60,8 +60,8 @@ class FlusterJobHandle:
     def wait(self, timeout: float | None = None, *, raise_on_failure: bool = True) -> FrayJobStatus:
         """How it ended.
 
-        Raises what its callable raised, or JobFailed when it ended badly in another way, and TimeoutError after `timeout`
-        seconds; with `raise_on_failure=False` neither: then it tells how the job stands.
+        Raises what its callable raised, or JobFailed when it ended badly in another way, and TimeoutError after
+        `timeout` seconds; with `raise_on_failure=False` neither: then it tells how the job stands.
         """
         cluster = self._here.cluster
         try:
