@@ -40,12 +40,18 @@ _MOST_AT_ONCE = 10_000  # units, before the connection sends them: it keeps no m
 class PoolStatus:
     """What a pool is doing."""
 
-    workers: int  # that take tasks
-    wanted: int  # workers
-    queued: int  # tasks that wait for a worker, as are the items of a map
-    out: int  # that a worker has
-    done: int  # that returned
-    failed: int  # that raised, were given up, or were cancelled
+    workers: int
+    """Workers that take tasks."""
+    wanted: int
+    """Workers that were asked for."""
+    queued: int
+    """Tasks, and items of maps, that wait for a worker."""
+    out: int
+    """Tasks and items that a worker has."""
+    done: int
+    """Tasks and items that returned."""
+    failed: int
+    """Tasks and items that raised, were given up, or were cancelled."""
 
 
 class Workers:

@@ -30,8 +30,11 @@ class Answer(Generic[T]):
     """What one member of a pool answered to a broadcast."""
 
     member: Member
+    """The member that was asked."""
     value: T | None = None
-    error: BaseException | None = None  # what it raised, or why there is no answer
+    """What the method returned."""
+    error: BaseException | None = None
+    """What it raised, or why it did not answer."""
 
     @property
     def is_ok(self) -> bool:

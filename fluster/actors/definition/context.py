@@ -69,15 +69,25 @@ class ActorContext:
     """
 
     namespace: Namespace
+    """The namespace of the cluster's connection."""
     actor_name: str | None = None
+    """The name that the actor serves."""
     endpoint_id: EndpointId | None = None
-    job_id: JobId | None = None  # None, as what follows: it runs outside of any job
+    """The id by which members are known."""
+    job_id: JobId | None = None
+    """None, as are the fields that follow, for an actor outside of any job."""
     task: int = 0
+    """The number of its task in the job, from 0."""
     num_tasks: int = 1
+    """How many tasks the job has."""
     attempt: int = 0
+    """The number of the task's attempt, from 1; 0 outside of any job."""
     worker_id: WorkerId | None = None
+    """The worker that runs the task."""
     method: str | None = None
-    deadline: float | None = None  # by time.monotonic() of this process; after it the answer is no longer waited for
+    """The method that is called; None outside of a call."""
+    deadline: float | None = None
+    """By time.monotonic() of this process; after it the answer is no longer waited for."""
     _cluster: Cluster | None = dataclasses.field(default=None, repr=False, compare=False)
     _cancellation: Cancellation | None = dataclasses.field(default=None, repr=False, compare=False)
     _durable: StateStore | None = dataclasses.field(default=None, repr=False, compare=False)

@@ -36,21 +36,34 @@ _CONTEXT_PARAMETER = "ctx"
 class ActorOptions:
     """What `@actor(…)` takes."""
 
-    name: str | None = None  # under which it is deployed; else the class's name
-    resources: ResourceConfig | None = None  # None: those of `resources_of`
-    environment: EnvironmentConfig | None = None  # as a job's: workspace, packages, variables, image
-    max_concurrency: int = 1  # calls that run at the same time; 1 runs them in the order they were sent
-    timeout: float | None = None  # seconds; of calls that name none themselves
-    mailbox_calls: int = 10_000  # waiting; more are answered with MailboxFullError
+    name: str | None = None
+    """The name under which it is deployed. Default: the class's name."""
+    resources: ResourceConfig | None = None
+    """What each actor takes. Default: no CPU and 256 MiB of memory."""
+    environment: EnvironmentConfig | None = None
+    """The environment of the job: workspace, packages, variables, image."""
+    max_concurrency: int = 1
+    """How many calls run at the same time; 1 runs them in the order in which they were sent."""
+    timeout: float | None = None
+    """In seconds, of calls that name no timeout themselves."""
+    mailbox_calls: int = 10_000
+    """How many calls may wait; more are answered with MailboxFullError."""
     mailbox_bytes: int = 64 << 20
-    # {group: how many calls of its methods run at the same time}; each has a mailbox of its own
+    """How many bytes of arguments may wait."""
     concurrency_groups: Mapping[str, int] = field(default_factory=dict)
-    max_restarts: int = 0  # of an actor that died or failed, within `restart_window` seconds
+    """{group: how many calls of its methods run at the same time}; each group has a mailbox of its own."""
+    max_restarts: int = 0
+    """How often an actor that died or failed is restarted within `restart_window`."""
     restart_window: float = 60.0
-    fatal_exceptions: tuple[type[Exception], ...] = ()  # raised by a method, they make the actor fail
-    singleton: bool = False  # one live instance behind a name; another takes its place only when it has ended
-    durable: bool = False  # a singleton whose calls are stored until they are handled, and whose state can be saved
-    codec: str = PICKLE  # "json": nothing that a caller sends is unpickled, nor what the actor answers
+    """In seconds."""
+    fatal_exceptions: tuple[type[Exception], ...] = ()
+    """Exceptions that make the actor fail when a method raises them."""
+    singleton: bool = False
+    """Have one live instance behind the name; another takes over only when that one has ended."""
+    durable: bool = False
+    """A singleton whose calls are stored until they are handled, and whose state can be saved."""
+    codec: str = PICKLE
+    """With "json", nothing that a caller sends is unpickled, nor what the actor answers."""
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -99,12 +112,18 @@ class ActorOptions:
 class MethodOptions:
     """What `@method(…)` takes."""
 
-    timeout: float | None = None  # seconds; of calls that name none themselves
-    retries: int = 0  # how often a call is sent again whose delivery failed: it may then run more than once
-    retry_exceptions: tuple[type[Exception], ...] = ()  # raised by the method itself, they are retried as well
-    concurrency_group: str | None = None  # one of the class's concurrency_groups
-    stream_window: int = 256  # items that a generator may be ahead of its reader
-    stream_window_bytes: int = 4 << 20  # the same in bytes, beside one item
+    timeout: float | None = None
+    """In seconds, of calls that name no timeout themselves."""
+    retries: int = 0
+    """How often a call whose delivery failed is sent again: it may then run more than once."""
+    retry_exceptions: tuple[type[Exception], ...] = ()
+    """Exceptions of the method itself after which a call is retried as well."""
+    concurrency_group: str | None = None
+    """One of the class's `concurrency_groups`."""
+    stream_window: int = 256
+    """How many items a generator may be ahead of its reader."""
+    stream_window_bytes: int = 4 << 20
+    """How many bytes it may be ahead, beside one item."""
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout)

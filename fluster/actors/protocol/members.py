@@ -38,10 +38,15 @@ class MemberState(StrEnum):
     """How a member is."""
 
     STARTING = "starting"
+    """Its task has not registered it yet."""
     READY = "ready"
+    """It takes calls."""
     RESTARTING = "restarting"
-    STOPPING = "stopping"  # it finishes what it has, and takes no more
-    DEAD = "dead"  # and does not come back
+    """It has failed, and is made anew; calls wait."""
+    STOPPING = "stopping"
+    """It finishes what it has, and takes no more calls."""
+    DEAD = "dead"
+    """It has ended, and does not come back."""
 
 
 @dataclass(frozen=True)
@@ -49,24 +54,43 @@ class Member:
     """One actor of a pool. One that is not registered has neither endpoint nor address."""
 
     endpoint_id: EndpointId
+    """The id of its endpoint; empty while it is not registered."""
     name: str
+    """The name that it serves."""
     address: str
-    job_id: JobId | None = None  # None: served by a process outside of any job
+    """The subject of its calls; empty while it is not registered."""
+    job_id: JobId | None = None
+    """None: it is served by a process outside of any job."""
     task: int = 0
+    """The number of its task in the job, from 0."""
     attempt: int = 0
+    """The number of the task's attempt."""
     worker_id: WorkerId | None = None
+    """The worker that runs the task."""
     metadata: Mapping[str, str] | None = None
+    """What was given to `ActorServer.register`."""
     state: MemberState = MemberState.READY
-    restarts: int = 0  # of its process and within it
-    last_error: str = ""  # why it died or failed last
+    """How it is."""
+    restarts: int = 0
+    """How often its process and the instance within were restarted."""
+    last_error: str = ""
+    """Why it died or failed last."""
     leaving: bool = False
+    """Whether it takes no more calls."""
     disconnected_at: Moment | None = None
+    """When it lost its connection last; calls that were on their way to it then are lost."""
     reconnected_at: Moment | None = None
+    """When it was back; broadcasts until then it may have missed."""
     timeouts: Mapping[str, float] | None = None
+    """{method: seconds}, as its class declares."""
     place: str | None = None
+    """The machine and user with whose processes it can share memory."""
     retries: Mapping[str, int] | None = None
+    """{method: how often a call that was not delivered is sent again}."""
     codec: str = PICKLE
+    """The form of its calls: "pickle" or "json"."""
     is_durable: bool = False
+    """Whether calls to it are stored."""
 
     @classmethod
     def of(cls, endpoint: Endpoint) -> Self:
