@@ -148,6 +148,20 @@ async def test_a_job_that_changes_while_it_is_looked_at_is_looked_at_again_after
 
 
 @pytest.mark.anyio
+async def test_a_job_is_taken_by_one_of_those_that_wait_also_when_the_one_that_was_woken_is_cancelled() -> None:
+    jobs, key = DirtyJobs(), JobKey(Namespace("a"), JobId("j"))
+    takers = [asyncio.create_task(jobs.take()) for _ in range(3)]
+    await asyncio.sleep(0)
+    jobs.mark(key)
+    takers[0].cancel()
+    assert await takers[1] == key
+    await asyncio.sleep(0)
+    assert not takers[2].done(), "there was one job"
+    jobs.mark(JobKey(Namespace("a"), JobId("k")))
+    assert (await takers[2]).job_id == "k"
+
+
+@pytest.mark.anyio
 async def test_jobs_are_launched_from_within_one_another_so_often_and_in_no_circle(
     cluster: AsyncCluster, controller: RunningController
 ) -> None:

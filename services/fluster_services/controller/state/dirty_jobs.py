@@ -20,7 +20,7 @@ class DirtyJobs:
         self._lines: OrderedDict[Namespace, deque[JobKey]] = (
             OrderedDict()
         )  # of those that have some, the next one first
-        self._has_some = asyncio.Event()
+        self._waiters: deque[asyncio.Future[None]] = deque()  # those that found none, the first one first
         self._queued: set[JobKey] = set()
         self._busy: set[JobKey] = set()
         self._slices = TimeSlices()
@@ -33,7 +33,15 @@ class DirtyJobs:
 
     def _put(self, key: JobKey) -> None:
         self._lines.setdefault(key.namespace, deque()).append(key)
-        self._has_some.set()
+        self._wake_one()
+
+    def _wake_one(self) -> None:
+        # Only one: of many that were woken all but one would find nothing, for each change of a record.
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
 
     async def take(self) -> JobKey:
         """The next job to look at, once there is one; `done` is called for it afterwards."""
@@ -42,8 +50,7 @@ class DirtyJobs:
             if not is_idle:
                 await self._slices.step()
             while not self._lines:
-                self._has_some.clear()
-                await self._has_some.wait()
+                await self._wait_some()
             if is_idle:
                 self._slices.begin()
             namespace, line = self._lines.popitem(last=False)
@@ -55,6 +62,16 @@ class DirtyJobs:
             self._queued.discard(key)
             self._busy.add(key)
             return key
+
+    async def _wait_some(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and self._lines:
+                self._wake_one()  # it was woken for what another has to take now
+            raise
 
     def done(self, key: JobKey) -> None:
         """A job was looked at. If it was marked meanwhile it is to be looked at again."""
