@@ -19,12 +19,14 @@ class Endpoint(Message):
     name: str
     address: str = Field(min_length=1, max_length=2_048)
     namespace: Namespace
-    job_id: JobId | None = None  # None: a server outside of any job, kept alive by its lease
+    job_id: JobId | None = None
+    """None: a server outside of any job, kept alive by its lease."""
     task: int = 0
     attempt: int = 0
     worker_id: WorkerId | None = None
     metadata: Mapping[str, str] = Field(default_factory=dict)
-    lease_s: float | None = None  # without a renewal in this time it is removed
+    lease_s: float | None = None
+    """Without a renewal in this time it is removed."""
 
     @field_validator("name")
     @classmethod

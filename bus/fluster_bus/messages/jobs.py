@@ -74,7 +74,8 @@ class Entrypoint(Message):
     """
 
     command: tuple[str, ...] | None = None
-    python: str | None = None  # the minor version that pickled the callable, such as 3.12
+    python: str | None = None
+    """The minor version that pickled the callable, such as 3.12."""
     pickled: bytes | None = Field(default=None, max_length=MAX_ENTRYPOINT_BYTES, repr=False)
     callable: Callable[..., Any] | None = Field(default=None, exclude=True)
     args: tuple[Any, ...] = Field(default=(), exclude=True)
@@ -135,41 +136,53 @@ class JobRequest(Message):
     resources: ResourceConfig = ResourceConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS)
-    # Instead of replicas, "0-99", "0-99:10%8" or a range: tasks that find their number in FLUSTER_ARRAY_ID. One that fails
-    # stops no other, unless max_task_failures says so; after the % stands how many may run at once.
     array: TaskArray | None = None
-    gang: bool = False  # all tasks start together or none does; one that is lost or fails starts all of them again
-    ports: tuple[str, ...] = ()  # names: each task finds the number in FLUSTER_PORT_<NAME>
+    """Instead of replicas, "0-99", "0-99:10%8" or a range: tasks that find their number in FLUSTER_ARRAY_ID. One that fails
+    stops no other, unless max_task_failures says so; after the % stands how many may run at once."""
+    gang: bool = False
+    """All tasks start together or none does; one that is lost or fails starts all of them again."""
+    ports: tuple[str, ...] = ()
+    """Names: each task finds the number in FLUSTER_PORT_<NAME>."""
     max_retries_failure: int = Field(default=0, ge=0, le=1_000_000)
-    # Failures before so many seconds of running no longer count; None: all do.
     retry_window_s: float | None = Field(default=None, gt=0)
+    """Failures before so many seconds of running no longer count; None: all do."""
     max_retries_preemption: int = Field(default=100, ge=0, le=1_000_000)
-    # Tasks that may fail for good before the others are stopped as well.
     max_task_failures: int = Field(default=0, ge=0, le=MAX_REPLICAS)
-    retry_backoff_s: float = Field(default=1.0, ge=0, le=3_600)  # before the first retry; it doubles, up to 64 times
-    # A task whose process leaves with exit code 0 before its callable has returned, as os._exit(0) does, has failed.
+    """Tasks that may fail for good before the others are stopped as well."""
+    retry_backoff_s: float = Field(default=1.0, ge=0, le=3_600)
+    """Seconds before the first retry; they double with each retry, up to 64 times."""
     must_return: bool = False
-    timeout_s: float | None = Field(default=None, gt=0)  # of each attempt, from its start
-    # When the cluster does not hear the worker for `fence_after`: stop the task, so that it never runs beside its retry; or
-    # let it run on, which may overlap with that retry.
+    """A task whose process leaves with exit code 0 before its callable has returned, as os._exit(0) does, has failed."""
+    timeout_s: float | None = Field(default=None, gt=0)
+    """Seconds that each attempt may take, from its start."""
     on_disconnect: Literal["stop", "continue"] = "stop"
-    scheduling_timeout_s: float | None = Field(default=None, gt=0)  # of waiting for a worker, for each attempt
-    priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)  # its tasks go before those of a lower one
-    job_id: JobId | None = None  # made from the name when it is left out
-    # When a job of that id exists: refuse this one; give the other back, unless it failed; or stop it and take its place.
+    """When the cluster does not hear the worker for `fence_after`: stop the task, so that it never runs beside its retry; or
+    let it run on, which may overlap with that retry."""
+    scheduling_timeout_s: float | None = Field(default=None, gt=0)
+    """Seconds that each attempt may wait for a worker."""
+    priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    """Tasks of a higher priority go first."""
+    job_id: JobId | None = None
+    """Made from the name when it is left out."""
     on_conflict: Literal["error", "keep", "replace"] = "error"
-    # Chosen by the sender, anew for each submission: it tells one that is sent again from one that is made again.
+    """When a job of that id exists: refuse this one; give the other back, unless it failed; or stop it and take its place."""
     submission: str | None = Field(default=None, min_length=1, max_length=128, repr=False)
-    parent: JobId | None = None  # the job that launched it: it ends when that one does
-    # The task that launched it, and that task's attempt: it ends with the attempt, and the next one waits for that.
+    """Chosen by the sender, anew for each submission: it tells one that is sent again from one that is made again."""
+    parent: JobId | None = None
+    """The job that launched it: it ends when that one does."""
     parent_task: int | None = None
+    """The task that launched it, and that task's attempt: it ends with the attempt, and the next one waits for that."""
     parent_attempt: int | None = None
-    # A program that runs outside of the cluster: the job ends when it does. The program reports to the controller.
     owner: str | None = None
-    detached: bool = False  # launched from within a job, it is not its child and lives on
-    after: tuple[JobId, ...] = Field(default=(), max_length=MAX_AFTER)  # jobs, by id or JobInfo, that must end first
-    after_failure: Literal["fail", "run"] = "fail"  # when one of those does not succeed: fail too, or run all the same
-    origin: Origin | None = Field(default=None, repr=False)  # of a command, noted by `Cluster.launch`
+    """A program that runs outside of the cluster: the job ends when it does. The program reports to the controller."""
+    detached: bool = False
+    """Launched from within a job, it is not its child and lives on."""
+    after: tuple[JobId, ...] = Field(default=(), max_length=MAX_AFTER)
+    """Jobs, by id or JobInfo, that must end first."""
+    after_failure: Literal["fail", "run"] = "fail"
+    """What to do when a job of `after` does not succeed: fail as well, or run."""
+    origin: Origin | None = Field(default=None, repr=False)
+    """Where a command was submitted, noted by `Cluster.launch`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -273,16 +286,20 @@ class TaskError(Message):
     message: str
     traceback: str = ""
     pickled: bytes | None = Field(default=None, repr=False)
-    is_final: bool = False  # trying again would not help: whatever is left of the budget for failures is spent
+    is_final: bool = False
+    """Trying again would not help: whatever is left of the budget for failures is spent."""
 
 
 class TaskResult(Message):
     """What a task's callable returned, other than None: how large it is, or why it could not be kept."""
 
-    size: int = Field(default=0, ge=0)  # of the pickle, and of the JSON behind it
-    json_size: int = Field(default=0, ge=0)  # 0 when it has no JSON form, or one of more than 1 MiB
+    size: int = Field(default=0, ge=0)
+    """Of the pickle, and of the JSON behind it."""
+    json_size: int = Field(default=0, ge=0)
+    """0 when it has no JSON form, or one of more than 1 MiB."""
     error: str = ""
-    object: str = ""  # the SHA-256 under which it lies among the payloads, when it is too large for the results
+    object: str = ""
+    """The SHA-256 under which it lies among the payloads, when it is too large for the results."""
 
 
 class Progress(Message):
@@ -303,15 +320,22 @@ class TaskStatus(Message):
     error_message: str = ""
     started_at: float | None = None
     finished_at: float | None = None
-    has_output: bool = False  # its logs may hold something: it began to run, or what it needs was being made
+    has_output: bool = False
+    """Its logs may hold something: it began to run, or what it needs was being made."""
     failures: int = 0
     preemptions: int = 0
-    will_retry: bool = False  # this attempt has ended, and another follows
-    last_failure: str = ""  # why the newest of the attempts that failed or were lost did
-    result: TaskResult | None = None  # None: it returned None, or has not returned
-    progress: Progress | None = None  # None: it has said nothing
-    array_id: int | None = None  # FLUSTER_ARRAY_ID, of a task of an array
-    image: UsedImage | None = None  # in which it runs or ran last, if that was in a container
+    will_retry: bool = False
+    """This attempt has ended, and another follows."""
+    last_failure: str = ""
+    """Why the newest of the attempts that failed or were lost did."""
+    result: TaskResult | None = None
+    """None: it returned None, or has not returned."""
+    progress: Progress | None = None
+    """As the task reported it; None: it has reported nothing."""
+    array_id: int | None = None
+    """FLUSTER_ARRAY_ID, of a task of an array."""
+    image: UsedImage | None = None
+    """The image in which it runs or ran last, if that was in a container."""
 
     @property
     def number(self) -> int:
@@ -322,7 +346,8 @@ class TaskStatus(Message):
 class JobDetails(Message):
     """What a job was asked to run. Values of variables that are likely to be secrets are masked."""
 
-    command: tuple[str, ...] | None = None  # None: a callable
+    command: tuple[str, ...] | None = None
+    """None: a callable."""
     resources: ResourceConfig
     environment: EnvironmentConfig
 
@@ -353,10 +378,13 @@ class JobInfo(Message):
     parent: JobId | None = None
     after: tuple[JobId, ...] = ()
     priority: int = 0
-    first_attempt: int = 1  # lower ones, in logs and events, belong to jobs that had the id before
-    tasks: tuple[TaskStatus, ...] = ()  # none while it waits for other jobs to end
+    first_attempt: int = 1
+    """Lower ones, in logs and events, belong to jobs that had the id before."""
+    tasks: tuple[TaskStatus, ...] = ()
+    """Empty while it waits for other jobs to end."""
     array: TaskArray | None = None
-    details: JobDetails | None = None  # where they were asked for
+    details: JobDetails | None = None
+    """What it was asked to run, where that was asked for."""
 
     def task_of(self, number: int) -> int:
         """The rank of the task that is shown as `number`: of an array by its number there. Raises ValueError."""

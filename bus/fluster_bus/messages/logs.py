@@ -28,7 +28,9 @@ class LogLine(Message):
     job_id: JobId
     task: int
     attempt: int
-    stream: str  # stdout or stderr
+    stream: str
+    """stdout or stderr."""
     time: float
     text: str
-    goes_on: bool = False  # it is a piece, whose line goes on in the next of its stream
+    goes_on: bool = False
+    """It is a piece, whose line goes on in the next of its stream."""

@@ -30,10 +30,11 @@ class NamespaceQuota(Message):
 
     cpus: float | None = Field(default=None, ge=0, le=1e9)
     gpus: int | None = Field(default=None, ge=0, le=1_000_000_000)
-    memory: Size | None = None  # bytes
+    memory: Size | None = None
+    """Bytes."""
     waiting_jobs: int | None = Field(default=None, ge=0, le=1_000_000_000)
-    # A higher priority counts within the namespace, and as this one beside others.
     max_priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    """A higher priority counts within the namespace, and as this one beside others."""
 
 
 class NamespaceRecord(Message):
@@ -41,12 +42,13 @@ class NamespaceRecord(Message):
 
     name: Namespace
     quota: NamespaceQuota = NamespaceQuota()
-    weight: float = Field(
-        default=1.0, gt=0, le=MAX_WEIGHT
-    )  # its share beside others whose jobs wait with equal priority
+    weight: float = Field(default=1.0, gt=0, le=MAX_WEIGHT)
+    """Its share beside others whose jobs wait with equal priority."""
     state: NamespaceState = NamespaceState.ACTIVE
-    created_at: float = 0.0  # Unix time in seconds
-    added_by: str = Field(default="", max_length=64)  # the id of the request that asked for it
+    created_at: float = 0.0
+    """Unix time in seconds."""
+    added_by: str = Field(default="", max_length=64)
+    """The id of the request that asked for it."""
 
     @model_validator(mode="after")
     def _check_name(self) -> Self:
@@ -88,8 +90,10 @@ class NamespaceChange(Message):
     """What has become of a request so far. While it is not `done`, it is to be sent again, to learn when it is."""
 
     done: bool = True
-    record: NamespaceRecord | None = None  # None: the namespace no longer exists
-    unfinished: int = 0  # jobs whose end is waited for
+    record: NamespaceRecord | None = None
+    """None: the namespace no longer exists."""
+    unfinished: int = 0
+    """Jobs whose end is waited for."""
 
 
 class NamespaceStatus(Message):
@@ -98,7 +102,8 @@ class NamespaceStatus(Message):
     record: NamespaceRecord
     waiting_jobs: int = 0
     running_jobs: int = 0
-    store_used: int = 0  # bytes
+    store_used: int = 0
+    """Bytes."""
     store_share: int = 0
 
 

@@ -15,26 +15,37 @@ class NodeGpu(Message):
 
     index: int = Field(ge=0)
     uuid: str = ""
-    model: str = ""  # as its driver names it
-    memory: int = Field(default=0, ge=0)  # bytes; 0: not known
+    model: str = ""
+    """As its driver names it."""
+    memory: int = Field(default=0, ge=0)
+    """Bytes; 0: not known."""
     bus_id: str = ""
-    parent: str = ""  # of an instance: the UUID of its GPU
+    parent: str = ""
+    """Of an instance: the UUID of its GPU."""
     divided: bool = False
-    fault: str = ""  # why it was of no use when the worker looked
+    fault: str = ""
+    """Why it was of no use when the worker looked."""
 
 
 class NodeInfo(Message):
     """A machine, as a worker found it when it started."""
 
-    machine: str = ""  # the same for all workers of one start of one machine
-    system: str = ""  # such as Linux 6.8.0 x86_64
+    machine: str = ""
+    """The same for all workers of one start of one machine."""
+    system: str = ""
+    """Such as Linux 6.8.0 x86_64."""
     cpus: int = Field(default=0, ge=0)
-    memory: int = Field(default=0, ge=0)  # bytes
-    disk: int = Field(default=0, ge=0)  # bytes of the file system that the worker's state folder is on
+    memory: int = Field(default=0, ge=0)
+    """Bytes."""
+    disk: int = Field(default=0, ge=0)
+    """Bytes of the file system that the worker's state folder is on."""
     gpus: tuple[NodeGpu, ...] = Field(default=(), max_length=MAX_NODE_GPUS)
-    gpu_driver: str = ""  # version
-    cuda: str = ""  # the newest version that the driver knows
-    gpu_trouble: str = ""  # why GPUs could not be read
+    gpu_driver: str = ""
+    """The version of the GPU driver."""
+    cuda: str = ""
+    """The newest version that the driver knows."""
+    gpu_trouble: str = ""
+    """Why GPUs could not be read."""
 
 
 class WorkerQuery(Message):
@@ -51,7 +62,10 @@ class NodeStatus(Message):
     host: str
     info: NodeInfo = NodeInfo()
     workers: tuple[WorkerId, ...] = ()
-    alive: bool = False  # one of them is
-    silent_for_s: float = 0.0  # since the last sign of life of any of them
-    versions: tuple[str, ...] = ()  # of Fluster at its workers, sorted
+    alive: bool = False
+    """Whether one of them is alive."""
+    silent_for_s: float = 0.0
+    """Seconds since the last sign of life of any of them."""
+    versions: tuple[str, ...] = ()
+    """Of Fluster at its workers, sorted."""
     pythons: tuple[str, ...] = ()

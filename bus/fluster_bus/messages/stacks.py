@@ -27,7 +27,8 @@ class ThreadStack(Message):
     """The functions in which a thread is, the innermost first."""
 
     name: str = ""
-    is_active: bool = False  # it runs code, where the others wait for something
+    is_active: bool = False
+    """It runs code, where the others wait for something."""
     holds_gil: bool = False
     frames: tuple[StackFrame, ...] = ()
 
@@ -35,7 +36,8 @@ class ThreadStack(Message):
 class ProcessStack(Message):
     """The threads of a process that run Python, or why they are not known."""
 
-    pid: int  # on the worker's machine
+    pid: int
+    """On the worker's machine."""
     command: str = ""
     threads: tuple[ThreadStack, ...] = ()
     problem: str = ""
@@ -49,7 +51,8 @@ class TaskStack(Message):
     attempt: int
     processes: tuple[ProcessStack, ...] = ()
     cut: bool = False
-    problem: str = ""  # why there is nothing to tell; empty when there is
+    problem: str = ""
+    """Why there is nothing to tell; empty when there is."""
 
 
 class JobStack(Message):

@@ -127,6 +127,8 @@ class WorkerHealth(Message):
     running: int = 0
     total: Capacity
     free: Capacity
-    disk_free: int  # bytes, of its state folder
-    limits: str = ""  # what is enforced
+    disk_free: int
+    """Bytes, of its state folder."""
+    limits: str = ""
+    """What is enforced."""
     uptime_s: float = 0.0

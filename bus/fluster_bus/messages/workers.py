@@ -21,22 +21,27 @@ class Capacity(Message):
     """What a worker has, or has left."""
 
     cpu: float = Field(default=0, ge=0)
-    memory: int = Field(default=0, ge=0)  # bytes
-    disk: int = Field(default=0, ge=0)  # bytes
-    device: str = "cpu"  # cpu, gpu or tpu
+    memory: int = Field(default=0, ge=0)
+    """Bytes."""
+    disk: int = Field(default=0, ge=0)
+    """Bytes."""
+    device: str = "cpu"
+    """cpu, gpu or tpu."""
     variant: str = "none"
-    devices: int = Field(default=0, ge=0)  # of `variant`
-    # Of a machine with several models: (model, count) of the others, sorted. Versions that do not know it use those above alone.
+    devices: int = Field(default=0, ge=0)
+    """Of `variant`."""
     other_devices: tuple[tuple[str, Annotated[int, Field(ge=0)]], ...] = Field(default=(), max_length=64)
-    # How many it may have at once; None: as many as the rest has room for.
+    """Of a machine with several models: (model, count) of the others, sorted. Versions that do not know it use those above alone."""
     tasks: int | None = Field(default=None, ge=0)
-    labels: tuple[str, ...] = ()  # sorted, as `zone=a`; those that a task needs are among those that its worker has
-    # Of a worker, sorted: whose jobs it runs; none: it does not say. Of a need: that of its job.
+    """How many it may have at once; None: as many as the rest has room for."""
+    labels: tuple[str, ...] = ()
+    """Sorted, as `zone=a`; those that a task needs are among those that its worker has."""
     namespaces: tuple[Namespace, ...] = ()
-    resources: CountsField = ()  # what is counted by names of the users' own; what is not named is not there
-    elsewhere: tuple[
-        WorkerId, ...
-    ] = ()  # of a need: sorted, workers that lack what the job names, whatever room they have
+    """Of a worker, sorted: whose jobs it runs; none: it does not say. Of a need: that of its job."""
+    resources: CountsField = ()
+    """What is counted by names of the users' own; what is not named is not there."""
+    elsewhere: tuple[WorkerId, ...] = ()
+    """Of a need: sorted, workers that lack what the job names, whatever room they have."""
 
 
 class WorkerInfo(Message):
@@ -49,13 +54,18 @@ class WorkerInfo(Message):
     version: str
     python: str
     started_at: float
-    detecting: bool = False  # it may have devices that it has not found yet
-    draining: bool = False  # it takes nothing new, and leaves when what it has is over
-    # Silent for less than this, it may still run what it had; a controller waits longer if its own setting is longer.
+    detecting: bool = False
+    """It may have devices that it has not found yet."""
+    draining: bool = False
+    """It takes nothing new, and leaves when what it has is over."""
     worker_timeout_s: float = 0.0
-    trouble: str = ""  # why it takes nothing new for the time being; empty while it is well
-    wire: WireRange | None = None  # what it speaks
-    node: NodeInfo | None = None  # the machine that it is on; None: it does not say
+    """Silent for less than this, it may still run what it had; a controller waits longer if its own setting is longer."""
+    trouble: str = ""
+    """Why it takes nothing new for the time being; empty while it is well."""
+    wire: WireRange | None = None
+    """What it speaks."""
+    node: NodeInfo | None = None
+    """The machine that it is on; None: it does not say."""
 
     @property
     def labels(self) -> Mapping[str, str]:

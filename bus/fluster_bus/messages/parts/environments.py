@@ -37,7 +37,8 @@ class EnvironmentConfig(Message):
 
     workspace: str | Path | None = None
     cwd: str | None = Field(default=None, min_length=1, max_length=4_096)
-    bundle: str | None = Field(default=None, pattern=r"\A[0-9a-f]{64}\z")  # what was made of the workspace: its SHA-256
+    bundle: str | None = Field(default=None, pattern=r"\A[0-9a-f]{64}\z")
+    """What was made of the workspace: its SHA-256."""
     pip_packages: tuple[str, ...] = ()
     requirements: str | None = Field(default=None, max_length=MAX_REQUIREMENTS_CHARACTERS)
     uv_lock: bool = False

@@ -14,9 +14,12 @@ _DIGEST = r"\Asha256:[0-9a-f]{64}\z"
 class UsedImage(Message):
     """An image as one engine had it."""
 
-    name: str = Field(max_length=1_024)  # as the job or the worker named it
-    id: str = Field(pattern=_DIGEST)  # what it is made of, to engines: the same image has it wherever it came from
-    digest: str | None = Field(default=None, pattern=_DIGEST)  # by which its registry knows it; None: it is of none
+    name: str = Field(max_length=1_024)
+    """As the job or the worker named it."""
+    id: str = Field(pattern=_DIGEST)
+    """What it is made of, to engines: the same image has it wherever it came from."""
+    digest: str | None = Field(default=None, pattern=_DIGEST)
+    """By which its registry knows it; None: it is of none."""
 
     def __str__(self) -> str:
         if self.digest is None or "@" in self.name:

@@ -223,7 +223,8 @@ class ResourceConfig(Message):
     memory: Size = GIB
     disk: Size = 0
     device: Device = CpuConfig()
-    labels: Mapping[str, str] = Field(default_factory=dict)  # each must be the worker's, such as {"zone": "a"}
+    labels: Mapping[str, str] = Field(default_factory=dict)
+    """Each must be the worker's, such as {"zone": "a"}."""
 
     resources: Mapping[str, float] = Field(default_factory=dict)
 
