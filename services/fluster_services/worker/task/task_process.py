@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import gc
 import importlib
@@ -14,7 +13,6 @@ import random
 import shutil
 import signal
 import sys
-import threading
 import traceback
 import types
 import warnings
@@ -49,6 +47,7 @@ from fluster_services.worker.linux.processes import (
     set_process_name,
 )
 from fluster_services.worker.linux.programs import spawn
+from fluster_services.worker.task.interpreter_end import end_interpreter
 from fluster_services.worker.task.progress_pipe import leave_word
 from fluster_services.worker.task.task_result import finished, keep_result
 
@@ -289,9 +288,7 @@ def _run_callable(spec: LaunchSpec, directory: Path, environment: dict[str, str]
         numpy_random.seed()
     try:
         exit_code = _call(payload, directory, keeps_none=spec.must_return)
-        # What the interpreter does when it ends, as multiprocessing does it.
-        threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001
-        atexit._run_exitfuncs()  # noqa: SLF001
+        end_interpreter()
     except BaseException as error:
         exit_code = _exit_code_of(error, directory)
     for stream in (sys.stdout, sys.stderr):
