@@ -15,8 +15,10 @@ VARIABLE = "PYTHONBREAKPOINT"
 def a_task_has_no_terminal(*_args: Any, **_kwargs: Any) -> NoReturn:
     """Raise RuntimeError, which tells how to debug."""
     raise RuntimeError(
-        "breakpoint(): a task has no terminal. Call the function, or run the command, where you have one; or give the job "
-        f"env_vars={{'{VARIABLE}': 'module.function'}} (--env {VARIABLE}=module.function) of a debugger that listens on a port, such as "
+        "breakpoint(): a task has no terminal. Call the function, or run the command, where you have one; or give "
+        "the job "
+        f"env_vars={{'{VARIABLE}': 'module.function'}} (--env {VARIABLE}=module.function) of a debugger that listens "
+        "on a port, such as "
         "debugpy, or 0 to pass over breakpoints"
     )
 
@@ -25,5 +27,7 @@ HOOK = f"{__name__}.{a_task_has_no_terminal.__name__}"
 
 
 def with_hook(environment: dict[str, str]) -> dict[str, str]:
-    """The environment of a task, in which `breakpoint()` calls that unless the job or the machine names something else."""
+    """The environment of a task, in which `breakpoint()` calls that unless the job or the machine names something
+    else.
+    """
     return environment if environment.get(VARIABLE) else {**environment, VARIABLE: HOOK}

@@ -48,7 +48,7 @@ FlusterError
     ├── ActorFailedError          raised by an actor's own method: its instance is of no use any more
     ├── ActorTimeoutError         a TimeoutError: no answer in time; the call may run, or have run
     ├── ConnectionLostError       the bus was lost while the call was out: it may have run
-    ├── InvalidArgumentsError     a TypeError: a call in JSON whose arguments are not what the method takes; it was not run
+    ├── InvalidArgumentsError     a TypeError: the method does not take the arguments of a call in JSON; it was not run
     ├── MailboxFullError          the actor has too much waiting; the call was not run
     ├── SupersededError           this instance is not the one behind its name any more: another has taken its place
     └── RemoteError               an exception at the actor that could not be sent as itself
@@ -196,7 +196,9 @@ class JobRefusedError(ClusterError):
 
 
 class QuotaExceededError(JobRefusedError):
-    """The namespace's quota has no room for the job: it needs more than the quota ever allows, or too many jobs wait."""
+    """The namespace's quota has no room for the job: it needs more than the quota ever allows, or too many jobs
+    wait.
+    """
 
 
 class JobFailedError(ClusterError):
@@ -250,7 +252,9 @@ class ActorFailedError(ActorError):
 
 
 class NotRunError(ActorDiedError):
-    """The call was not run, and may be made again: the actor ended before, or had calls that were made later already."""
+    """The call was not run, and may be made again: the actor ended before, or had calls that were made later
+    already.
+    """
 
 
 class PoisonedTaskError(ActorDiedError):

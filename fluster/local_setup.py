@@ -36,7 +36,8 @@ class LocalSetup:
     cpu: float  # logical CPUs of all workers together; with a backend 0: as that has it
     memory: int  # bytes, of all workers together; with a backend 0: as that has it
     disk: int | None = None  # bytes, the same; None: what is free there, and none with a backend
-    # As `fluster_bus.core.devices.as_json` writes them, of all workers together; None: those that are found once the cluster is up.
+    # As `fluster_bus.core.devices.as_json` writes them, of all workers together; None: those that are found once the
+    # cluster is up.
     devices: tuple[Any, ...] | None = None
     labels: tuple[str, ...] = ()  # of each worker, sorted, as zone=a
     resources: dict[str, float] = field(default_factory=dict)  # {name: count}, of all workers together
@@ -72,7 +73,9 @@ class LocalSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalStarted:
-    """The supervisor's answer: the address for the operator, or why there is none; before it, how far the cluster is."""
+    """The supervisor's answer: the address for the operator, or why there is none; before it, how far the cluster
+    is.
+    """
 
     progress: str = ""  # then it is not the last
     address: str = ""

@@ -62,7 +62,8 @@ def shared(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="The cluster: a URL with credentials, or a file of them. Default: $FLUSTER_CLUSTER_ADDRESS, else the `fluster up` "
+            help="The cluster: a URL with credentials, or a file of them. Default: $FLUSTER_CLUSTER_ADDRESS, else "
+            "the `fluster up` "
             "of this machine and user.",
         ),
     ] = None,
@@ -265,7 +266,9 @@ def _with_shared_options(group: Any) -> Any:
 
 
 def commands_for(words: Sequence[str]) -> typer.Typer:
-    """All commands, or only the one that the words begin with: to build the others is a tenth of what a short one takes."""
+    """All commands, or only the one that the words begin with: to build the others is a tenth of what a short one
+    takes.
+    """
     name = words[0] if words else None
     chosen = copy.copy(app)
     chosen.registered_commands = [each for each in app.registered_commands if each.name == name]

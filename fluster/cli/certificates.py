@@ -57,7 +57,8 @@ def certificates(
     folder = CertificateFolder(authority)
     if not folder.is_there() and not host:
         raise CommandError(
-            f"no certificates are in the folder {authority}: name theirs with --authority or {AUTHORITY_VARIABLE}, or make some with "
+            f"no certificates are in the folder {authority}: name theirs with --authority or {AUTHORITY_VARIABLE}, "
+            "or make some with "
             "`fluster credentials init --url tls://…`",
             ExitCode.USAGE,
         )
@@ -72,7 +73,8 @@ def certificates(
         _list(context, folder.shown())
     if (until := folder.ending()) is not None:
         say(
-            f"the authority of these certificates ends on {until:%Y-%m-%d}, and they with it: make another with `fluster credentials "
+            f"the authority of these certificates ends on {until:%Y-%m-%d}, and they with it: make another with "
+            "`fluster credentials "
             "certificates --new-authority`, give its ca.pem to servers and users, and then --renew"
         )
 

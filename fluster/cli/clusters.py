@@ -63,7 +63,8 @@ def up(
             "--gpus",
             "--gpu",
             metavar="MODEL:COUNT",
-            help="GPUs that it offers: a model, a count or both, or 0; those that nvidia-smi lists, unless given. Example: --gpus h100:8",
+            help="GPUs that it offers: a model, a count or both, or 0; those that nvidia-smi lists, unless given. "
+            "Example: --gpus h100:8",
         ),
     ] = None,
     label: Annotated[
@@ -106,14 +107,16 @@ def up(
         list[str] | None,
         typer.Option(
             metavar="NAME=SECONDS",
-            help="A time of the cluster, by the name of its setting FLUSTER_…; repeatable. Example: --timing seat_lease_s=3",
+            help="A time of the cluster, by the name of its setting FLUSTER_…; repeatable. Example: --timing "
+            "seat_lease_s=3",
         ),
     ] = None,
     limit: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="A limit of its records, histories, caches or logs, the same; repeatable. Example: --limit max_log=1MB",
+            help="A limit of its records, histories, caches or logs, the same; repeatable. Example: --limit "
+            "max_log=1MB",
         ),
     ] = None,
     start_timeout: Annotated[

@@ -33,7 +33,8 @@ AuthorityFolder = Annotated[
         "--authority",
         metavar="FOLDER",
         envvar=AUTHORITY_VARIABLE,
-        help="Where the keys of the cluster lie. Its owner can make any user: keep it off the cluster's machines, and in a backup.",
+        help="Where the keys of the cluster lie. Its owner can make any user: keep it off the cluster's machines, "
+        "and in a backup.",
     ),
 ]
 Namespaces = Annotated[
@@ -50,7 +51,8 @@ Url = Annotated[
     str | None,
     typer.Option(
         metavar="URL,…",
-        help=f"Of the nats-server, or of each in a group, as users reach them; {DEFAULT_URL} at first. tls:// encrypts.",
+        help=f"Of the nats-server, or of each in a group, as users reach them; {DEFAULT_URL} at first. tls:// "
+        "encrypts.",
     ),
 ]
 FOLDER = Path("authority")
@@ -103,7 +105,8 @@ def _warn_of_plain(url: str) -> None:
 
     if plain := plain_servers(url.split(",")):
         say(
-            f"connections to {', '.join(plain)} will not be encrypted: who is on the network can read and change all that is sent; with tls:// in "
+            f"connections to {', '.join(plain)} will not be encrypted: who is on the network can read and change all "
+            "that is sent; with tls:// in "
             "--url they are, and the servers get certificates"
         )
 
@@ -230,8 +233,8 @@ def passwords(
 ) -> None:
     """Make passwords for a server whose configuration lists its users, as files that only you can read.
 
-    passwords.env is for the server, NAME.json for the user of that name: set FLUSTER_CLUSTER_ADDRESS to it. With a tls:// URL
-    the folder servers/nats is for the server as well: its certificate. What is in the folder already stays.
+    passwords.env is for the server, NAME.json for the user of that name: set FLUSTER_CLUSTER_ADDRESS to it. With a
+    tls:// URL the folder servers/nats is for the server as well: its certificate. What is in the folder already stays.
 
     Try:
       fluster credentials passwords credentials
@@ -286,7 +289,8 @@ def existing(folder: Path) -> Authority:
 
     if not Authority.is_there(folder):
         raise CommandError(
-            f"no keys of a cluster are in the folder {folder}: name theirs with --authority or {AUTHORITY_VARIABLE}, or make "
+            f"no keys of a cluster are in the folder {folder}: name theirs with --authority or {AUTHORITY_VARIABLE}, "
+            "or make "
             "them with `fluster credentials init`",
             ExitCode.USAGE,
         )

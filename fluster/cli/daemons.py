@@ -105,7 +105,8 @@ CONTROLLER_SETTINGS = (
     Setting(
         "FLUSTER_NAMESPACE_BUDGET",
         "SIZE",
-        "Of all that a namespace has in the store. Default: the store less 1GiB, divided by the namespaces; at most 12GiB.",
+        "Of all that a namespace has in the store. Default: the store less 1GiB, divided by the namespaces; at most "
+        "12GiB.",
     ),
     Setting("FLUSTER_LOGS_BUDGET", "SIZE", "Of a namespace's logs. Default: a share of its budget."),
     Setting("FLUSTER_EVENTS_BUDGET", "SIZE", "Of a namespace's events. Default: a share of its budget."),
@@ -139,7 +140,8 @@ WORKER_SETTINGS = (
     Setting(
         "FLUSTER_JOIN",
         "TOKEN|FILE",
-        "A join token, or a file with one: its credentials are kept in the state folder. On a command line others of the machine see it.",
+        "A join token, or a file with one: its credentials are kept in the state folder. On a command line others of "
+        "the machine see it.",
     ),
     Setting(
         "FLUSTER_WORKER_ID", "NAME", "It adopts its tasks if it comes back under the same one. Default: the host's."
@@ -147,7 +149,8 @@ WORKER_SETTINGS = (
     Setting(
         "FLUSTER_JOB_CREDENTIALS_DIR",
         "FOLDER",
-        "Files of jobs' credentials. Without --namespaces it serves the namespaces of all that lie there, and of those that come while it runs.",
+        "Files of jobs' credentials. Without --namespaces it serves the namespaces of all that lie there, and of "
+        "those that come while it runs.",
     ),
     Setting("FLUSTER_STATE_DIR", "FOLDER", "What it must find again. Default: ~/.fluster/worker."),
     Setting("FLUSTER_CPUS", "CPUS", "CPUs that it offers. Default: those that it may use."),
@@ -208,8 +211,8 @@ def start_worker(
     """Run a worker on this machine until it has drained, by request or after SIGTERM or Ctrl-C.
 
     The options are the settings that its environment has; one that is given goes before the variable. It hands the
-    credentials of --job-credentials to the jobs of their namespace. With --join it gets its own, and those of its jobs, for a
-    token, keeps them in its state folder, and uses them at its next start.
+    credentials of --job-credentials to the jobs of their namespace. With --join it gets its own, and those of its jobs,
+    for a token, keeps them in its state folder, and uses them at its next start.
 
     Try:
       fluster --address credentials/worker.json worker start --cpus 8 --job-credentials default=credentials/job_default.json
@@ -321,7 +324,8 @@ def with_options(command: Callable[..., None], settings: Sequence[Setting]) -> C
 def _joined_environment(
     token: str | None, *, has_address: bool, worker_id: str | None, state_dir: str | None, namespaces: str | None
 ) -> dict[str, str] | None:
-    """{variable: value} by which a worker uses the credentials that it got for its token, now or before; None for one without.
+    """{variable: value} by which a worker uses the credentials that it got for its token, now or before; None for one
+    without.
 
     Waits until servers and a controller answer. Raises CommandError, BusError.
     """
@@ -363,7 +367,8 @@ def _join(text: str, worker_id: str, folder: JoinedFolder, namespaces: list[str]
             asyncio.run(join(token, worker_id, folder, namespaces))
         except CredentialsError as error:
             raise CommandError(
-                f"the join token {token.token_id} is not taken: it has expired or was revoked, or is of another cluster ({error})",
+                f"the join token {token.token_id} is not taken: it has expired or was revoked, or is of another "
+                f"cluster ({error})",
                 ExitCode.NO_CLUSTER,
             ) from error
         except (BusyError, ConnectError, DisconnectedError, NoRespondersError, RequestTimeoutError) as error:

@@ -132,7 +132,8 @@ def drop(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for its name again.")] = False,
 ) -> None:
-    """Drop a namespace, with its records, logs, results and files. It is gone when this returns; nothing brings it back.
+    """Drop a namespace, with its records, logs, results and files. It is gone when this returns; nothing brings it
+    back.
 
     The credentials of its users stay good, for a namespace that gets the name later too: revoke them.
 
@@ -249,7 +250,8 @@ def _weight(given: _Given) -> float | None:
 def _confirm(name: str) -> None:
     if not sys.stdin.isatty():
         raise CommandError(
-            f"all records, logs, results and files of namespace {name} would be deleted: give --yes where you cannot be asked",
+            f"all records, logs, results and files of namespace {name} would be deleted: give --yes where you cannot "
+            "be asked",
             ExitCode.USAGE,
         )
     say(f"all records, logs, results and files of namespace {name} are deleted. Its name again, to go on:")

@@ -69,7 +69,8 @@ def submit(
         bool,
         typer.Option(
             "--now",
-            help="With --on, for operators: the worker runs it at once, before all that waits, or refuses. Example: --now --on worker-1",
+            help="With --on, for operators: the worker runs it at once, before all that waits, or refuses. Example: "
+            "--now --on worker-1",
         ),
     ] = False,
     workspace: Annotated[
@@ -80,7 +81,8 @@ def submit(
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="Run in this folder, on workers that have it; with --workspace one in the copy. Example: --cwd /data/run",
+            help="Run in this folder, on workers that have it; with --workspace one in the copy. Example: --cwd "
+            "/data/run",
         ),
     ] = None,
     pip: Annotated[
@@ -134,7 +136,8 @@ def submit(
         str | None,
         typer.Option(
             metavar="FIRST-LAST[:STEP][%MAX]",
-            help="Independent tasks, each with its number in FLUSTER_ARRAY_ID, at most MAX at once. Example: --array 0-99%8",
+            help="Independent tasks, each with its number in FLUSTER_ARRAY_ID, at most MAX at once. Example: --array "
+            "0-99%8",
         ),
     ] = None,
     gang: Annotated[
@@ -175,7 +178,8 @@ def submit(
     on_disconnect: Annotated[
         Literal["stop", "continue"],
         typer.Option(
-            help="Tasks of a worker that is not heard: stop them before they are retried, or let them run on beside their retry. Example: --on-disconnect continue"
+            help="Tasks of a worker that is not heard: stop them before they are retried, or let them run on beside "
+            "their retry. Example: --on-disconnect continue"
         ),
     ] = "stop",
     detached: Annotated[
@@ -188,7 +192,8 @@ def submit(
     on_conflict: Annotated[
         Literal["error", "keep", "replace"],
         typer.Option(
-            help="If a job of that id exists: fail; use it unless it failed; stop it and take its place. Example: --on-conflict keep"
+            help="If a job of that id exists: fail; use it unless it failed; stop it and take its place. Example: "
+            "--on-conflict keep"
         ),
     ] = "error",
     after: Annotated[
@@ -208,11 +213,9 @@ def submit(
 ) -> None:
     """Have the cluster run a command as a job, and print the job's id.
 
-    Options stand before the command; all that follows it belongs to it.
-    The command runs in a copy of --workspace; else in --cwd; else in this folder, where the worker shares it; else in an
-    empty one.
-    With --follow stdout is the job's, and its id goes to stderr.
-    Ctrl-C ends the waiting, not the job.
+    Options stand before the command; all that follows it belongs to it. The command runs in a copy of --workspace; else
+    in --cwd; else in this folder, where the worker shares it; else in an empty one. With --follow stdout is the job's,
+    and its id goes to stderr. Ctrl-C ends the waiting, not the job.
 
     Try:
       fluster submit --cpu 2 --env MODE=full -- python train.py --epochs 3
@@ -303,7 +306,9 @@ def submit(
 
 
 def _wait_shown(cluster: Cluster, job_id: JobId) -> JobInfo:
-    """The job once it has finished. Meanwhile stderr shows how far it is, if that is a terminal and the job reports it."""
+    """The job once it has finished. Meanwhile stderr shows how far it is, if that is a terminal and the job reports
+    it.
+    """
     if not sys.stderr.isatty():
         return cluster.wait(job_id)
     from rich.console import Console

@@ -36,7 +36,8 @@ def create(
         Path | None, typer.Option(metavar="FILE", help="Write it there, for you alone, instead of showing it.")
     ] = None,
 ) -> None:
-    """Make a token by which machines become workers. Who has it can run tasks of its namespaces, and see what they hold.
+    """Make a token by which machines become workers. Who has it can run tasks of its namespaces, and see what they
+    hold.
 
     The controllers need the keys of `fluster token keys`.
 
@@ -55,7 +56,8 @@ def create(
     url = servers(context, issuer)
     if exposed := plain_servers(url.split(",")):
         say(
-            f"warning: {', '.join(exposed)} is on other machines and not encrypted: who reads the traffic on the way learns what tasks send, and "
+            f"warning: {', '.join(exposed)} is on other machines and not encrypted: who reads the traffic on the way "
+            "learns what tasks send, and "
             "can take over connections: give the servers TLS, and the token a tls:// address"
         )
     token = asyncio.run(_register(context, authority).create(given, uses=uses, lifetime_s=lifetime_s))
@@ -113,7 +115,8 @@ def keys(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What to write.")] = KEYS_FILE,
     authority: AuthorityFolder = FOLDER,
 ) -> None:
-    """Write the keys by which controllers sign for workers that join, and for their jobs; they can sign for no other user.
+    """Write the keys by which controllers sign for workers that join, and for their jobs; they can sign for no other
+    user.
 
     Try:
       fluster token keys signing-keys.json

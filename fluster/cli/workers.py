@@ -109,8 +109,8 @@ def _state(worker: WorkerStatus) -> str:
 def nodes(context: typer.Context) -> None:
     """List the machines that workers are on: what each has, which versions are there, and when it was last heard.
 
-    What a machine has is more than its workers offer: `fluster workers` shows that. JSON has each GPU, with UUID, memory and,
-    where it is of no use, why.
+    What a machine has is more than its workers offer: `fluster workers` shows that. JSON has each GPU, with UUID,
+    memory and, where it is of no use, why.
 
     Try:
       fluster nodes

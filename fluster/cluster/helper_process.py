@@ -1,4 +1,6 @@
-"""The helper process that tells a cluster whether this program lives, kept up for as long as the program owns anything."""
+"""The helper process that tells a cluster whether this program lives, kept up for as long as the program owns
+anything.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _WELL_AFTER_S = 60.0  # a helper that ran for so long ends a row
 
 @dataclass
 class Restarts:
-    """Whether a helper that ended is started again, and when: at once, then after pauses that double, and not for ever."""
+    """Whether a helper that ended is started again, and when: at once, then after pauses that double, and not for
+    ever.
+    """
 
     _in_a_row: int = 0
 
@@ -109,7 +113,7 @@ class HelperProcess:
 
     def _start(self) -> _Process:
         pidfd = _own_pidfd()
-        # It inherits them blocked: one that came before it ignores them would end it, perhaps together with the program.
+        # It inherits them blocked: one that came before it ignores them would end it, perhaps with the program.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
         try:
             process = _Process(
@@ -152,7 +156,7 @@ def _own_pidfd() -> int | None:
 
 
 _helpers: weakref.WeakSet[HelperProcess] = weakref.WeakSet()
-# Held while a helper is started, as a child that is forked meanwhile would keep the end of a pipe that it does not know.
+# Held while a helper is started: a child that is forked meanwhile would keep the end of a pipe that it does not know.
 _forking = threading.RLock()
 
 

@@ -162,8 +162,10 @@ class LocalCluster(Cluster):
             raise ValueError(f"runtime={runtime!r} is not known: choose {', '.join(get_args(RuntimeName))}")
         if backend is not None and (runtime != "process" or enforce_limits or docker_host or image):
             raise ValueError(
-                "runtime, docker_host, image and enforce_limits are for workers that are processes of this machine: with a backend= "
-                "tasks are processes of its VMs, which are held to their resources; give docker_host and image to the backend"
+                "runtime, docker_host, image and enforce_limits are for workers that are processes of this machine: "
+                "with a backend= "
+                "tasks are processes of its VMs, which are held to their resources; give docker_host and image to "
+                "the backend"
             )
         containers = {
             **container_settings(network, profile, mount_roots, shm_size, ulimits),

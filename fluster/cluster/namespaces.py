@@ -35,7 +35,9 @@ _ALL = NamespaceQuota()
 
 
 class NamespaceAdmin:
-    """What an operator may have done with namespaces. Controllers that are away are waited for as long as `patience_s`."""
+    """What an operator may have done with namespaces. Controllers that are away are waited for as long as
+    `patience_s`.
+    """
 
     def __init__(self, bus: Bus, patience_s: float = 60.0) -> None:
         self._bus = bus

@@ -47,7 +47,9 @@ class Outage:
 
 
 class Outages:
-    """Those of one client's connection. `tell` is given each line; `is_gone` says that the cluster will not come back."""
+    """Those of one client's connection. `tell` is given each line; `is_gone` says that the cluster will not come
+    back.
+    """
 
     def __init__(self, bus: Bus, patience_s: float | None) -> None:
         self.patience_s = patience_s

@@ -47,8 +47,10 @@ class Portal:
         self.check_process()
         if threading.get_ident() == self._thread.ident:
             raise RuntimeError(
-                "a blocking method was called on the thread of its cluster's own event loop, as callbacks of futures are, and "
-                "would wait for itself for ever: await the asynchronous API there (cluster.asynchronous), or call it in "
+                "a blocking method was called on the thread of its cluster's own event loop, as callbacks of futures "
+                "are, and "
+                "would wait for itself for ever: await the asynchronous API there (cluster.asynchronous), or call it "
+                "in "
                 "another thread (loop.run_in_executor)"
             )
         with self._last_call:
@@ -89,7 +91,8 @@ class Portal:
 def forked() -> ForkedError:
     """What somebody is told who uses in a child what was made before the fork."""
     return ForkedError(
-        "this cluster's connection belongs to the process that was forked: make one here, with Cluster(address), or take "
+        "this cluster's connection belongs to the process that was forked: make one here, with Cluster(address), or "
+        "take "
         "current_cluster(); start processes with multiprocessing's 'spawn' to be sure that nothing is taken along"
     )
 

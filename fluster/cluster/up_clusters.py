@@ -112,7 +112,8 @@ def find_address() -> BusAddress:
         if len(found) > 1:
             files = ", ".join(cluster.address_file for cluster in found)
             raise NoAddressError(
-                f"{ADDRESS_VARIABLE} is not set, and {len(found)} clusters of this user are up: set it to one of {files}"
+                f"{ADDRESS_VARIABLE} is not set, and {len(found)} clusters of this user are up: set it to one of "
+                f"{files}"
             ) from error
     (cluster,) = found
     address = BusAddress.parse(cluster.address_file)

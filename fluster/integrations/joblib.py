@@ -125,7 +125,8 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         """
         if unknown:
             raise TypeError(
-                f"Parallel(…, {', '.join(f'{name}=' for name in unknown)}) is not supported by the fluster backend: what "
+                f"Parallel(…, {', '.join(f'{name}=' for name in unknown)}) is not supported by the fluster backend: "
+                "what "
                 "its workers are to be is given to parallel_config(backend='fluster', …)"
             )
         if require == "sharedmem":
@@ -137,7 +138,8 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
             )
         if self.inner_max_num_threads is not None and isinstance(self._workers, GivenWorkers):
             raise ValueError(
-                f"inner_max_num_threads={self.inner_max_num_threads} is not supported for a pool that is there: make it "
+                f"inner_max_num_threads={self.inner_max_num_threads} is not supported for a pool that is there: make "
+                "it "
                 "with environment=create_environment({'OMP_NUM_THREADS': …})"
             )
         if Batches.in_use:  # workers that wait for others of the same cluster would take each other's room
@@ -169,7 +171,8 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         except ActorTimeoutError as error:
             self._workers.end()  # they would wait on, for nobody
             raise ActorTimeoutError(
-                f"{pool.name} had no worker after {self._start_timeout:g} s: `fluster ps` and `fluster explain` tell what "
+                f"{pool.name} had no worker after {self._start_timeout:g} s: `fluster ps` and `fluster explain` tell "
+                "what "
                 "it waits for; parallel_config(backend='fluster', start_timeout=…) waits for longer"
             ) from error
 

@@ -9,7 +9,8 @@ try:
     from fluster.integrations.zephyr_coordinators import MAX_WORKERS, PipelineClient, ZephyrContext
 except ImportError as error:
     raise ImportError(
-        "fluster.integrations.zephyr needs Zephyr, 0.2.20.dev202606180959 or from 0.2.227 on: pip install 'fluster[zephyr]'"
+        "fluster.integrations.zephyr needs Zephyr, 0.2.20.dev202606180959 or from 0.2.227 on: pip install "
+        "'fluster[zephyr]'"
     ) from error
 
 from fray.types import ResourceConfig

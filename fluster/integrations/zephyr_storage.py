@@ -27,7 +27,8 @@ def check_shared(storage: str) -> None:
         protocol = get_protocol(link)
         if protocol == MemoryFileSystem.protocol or issubclass(registry.get(protocol, object), MemoryFileSystem):
             raise ValueError(
-                f"storage={storage!r} is memory of this process, which no worker sees: give a folder that all of them see, or "
+                f"storage={storage!r} is memory of this process, which no worker sees: give a folder that all of "
+                "them see, or "
                 "a bucket, such as 'gs://bucket/tmp'"
             )
 
@@ -54,7 +55,8 @@ def marked(storage: str) -> Iterator[Callable[..., StageRunner]]:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"storage={storage!r} cannot be used: {error.strerror}; give a folder that this program and its workers may "
+            f"storage={storage!r} cannot be used: {error.strerror}; give a folder that this program and its workers "
+            "may "
             "write to, or a bucket",
         ) from error
     try:
@@ -72,7 +74,8 @@ class _Runner(InlineRunner):  # type: ignore[misc]  # Zephyr has no types
     def execute(self, *shard: Any) -> Any:
         if not self._marker.exists():
             raise FileNotFoundError(
-                f"{current_task().worker_id} does not see storage={self._storage!r}, a folder of the program's machine: "
+                f"{current_task().worker_id} does not see storage={self._storage!r}, a folder of the program's "
+                "machine: "
                 "share it with the workers, as DockerBackend(folders=[...]) does with containers, or give "
                 "FlusterBackend(storage=...) one that all of them see, or a bucket"
             )

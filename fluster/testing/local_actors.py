@@ -107,7 +107,8 @@ class LocalActors:
 def _check_memory_will_do(actor_class: type) -> None:
     if options_of(actor_class).durable:
         raise TypeError(
-            f"{actor_class.__name__} is durable: its calls and its state are kept by a server, and LocalActors has none. "
+            f"{actor_class.__name__} is durable: its calls and its state are kept by a server, and LocalActors has "
+            "none. "
             "Test it on a LocalCluster"
         )
 

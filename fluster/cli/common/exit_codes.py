@@ -159,7 +159,9 @@ def _told(place: tuple[int | str, ...], given: Any, message: str) -> str:
 
 
 def _forget_stdout() -> None:
-    """It takes no more, or its reader has left: what is still buffered would fail once more when the interpreter ends."""
+    """It takes no more, or its reader has left: what is still buffered would fail once more when the interpreter
+    ends.
+    """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

@@ -1,4 +1,6 @@
-"""Lays out `--help`: paragraphs that fit any width, options in words instead of Python's types, no table where it is too narrow."""
+"""Lays out `--help`: paragraphs that fit any width, options in words instead of Python's types, no table where it is
+too narrow.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def _all_of(group: Any) -> Iterator[Any]:
 
 
 def flowing(text: str) -> str:
-    """The text with one line for each paragraph, to be broken where the terminal ends. What is indented stays as it is."""
+    """The text with one line for each paragraph, to be broken where the terminal ends. What is indented stays as it
+    is.
+    """
     paragraphs = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         lines: list[str] = []

@@ -14,7 +14,9 @@ _SHOWN_HASH = 12  # hexadecimal digits
 
 
 def shown_details(info: JobInfo) -> tuple[str, str, str, str]:
-    """Its resources, command, variables and the rest of its environment; `-` for what an earlier controller does not tell."""
+    """Its resources, command, variables and the rest of its environment; `-` for what an earlier controller does not
+    tell.
+    """
     details = info.details
     if details is None:
         return "-", "-", "-", "-"

@@ -206,8 +206,9 @@ def split_assignment(option: str, text: str) -> tuple[str, str]:
 def read_env_file(text: str, file: str) -> dict[str, str]:
     """The variables in a file as `docker run --env-file` and shells read it.
 
-    A line is NAME=VALUE, which may begin with `export` and have its value in quotes, or a NAME alone, whose value is the present one
-    if it is set; empty lines and those that begin with # are left out. Raises CommandError, which names file and line.
+    A line is NAME=VALUE, which may begin with `export` and have its value in quotes, or a NAME alone, whose value is
+    the present one if it is set; empty lines and those that begin with # are left out. Raises CommandError, which names
+    file and line.
     """
     variables: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):

@@ -54,7 +54,9 @@ def wrong_option(option: str, given: object, message: str) -> CommandError:
 
 
 def refuse_empty(option: str, given: str | Sequence[str] | None) -> None:
-    """Raise CommandError for an option that was given without a value, as by a variable of the shell that is not set."""
+    """Raise CommandError for an option that was given without a value, as by a variable of the shell that is not
+    set.
+    """
     values = [given] if isinstance(given, str) else given or ()
     if not all(value.strip() for value in values):
         raise wrong_option(option, "", "it has no value: give one, or leave the option out")

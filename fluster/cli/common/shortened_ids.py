@@ -56,7 +56,8 @@ def _beginning(cluster: Cluster, text: str) -> JobId | None:
 
 
 def at_worker(cluster: Cluster, text: str, call: Callable[[WorkerId], T], *, in_full: bool = False) -> T:
-    """What `call` returns for the worker of that id, or, unless it is to be written in full, for the only one whose id begins so.
+    """What `call` returns for the worker of that id, or, unless it is to be written in full, for the only one whose id
+    begins so.
 
     Raises WorkerNotFoundError, and CommandError when several ids begin so.
     """

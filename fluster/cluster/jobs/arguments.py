@@ -44,7 +44,8 @@ def check_job_id(value: object) -> JobId:
         from fluster_bus.messages import JobInfo
 
         raise TypeError(
-            f"{_shown(value)} is not a job id: give {'its job_id' if isinstance(value, JobInfo) else 'what `launch` returned'}"
+            f"{_shown(value)} is not a job id: give "
+            f"{'its job_id' if isinstance(value, JobInfo) else 'what `launch` returned'}"
         )
     # A subject is made of it, and one that is too long would end the connection.
     return JobId(check_name("job id", value))

@@ -1,4 +1,6 @@
-"""Requests to the controller about jobs: which there are, to end one, why one waits, where its tasks are in their code."""
+"""Requests to the controller about jobs: which there are, to end one, why one waits, where its tasks are in their
+code.
+"""
 
 from __future__ import annotations
 

@@ -75,7 +75,8 @@ async def _plain(bus: Bus, info: JobInfo, status: TaskStatus) -> Any:
         return json.loads(data[len(data) - result.json_size :])
     except (ValueError, RecursionError) as error:
         raise JobResultError(
-            f"what {_name(info, status)} returned is not plain data of 1 MiB at most, so that it has to be unpickled: that runs code "
+            f"what {_name(info, status)} returned is not plain data of 1 MiB at most, so that it has to be "
+            "unpickled: that runs code "
             "of the job's choice with your rights (`fluster result --unpickle`); --pickled FILE writes it without"
         ) from error
 

@@ -109,7 +109,8 @@ class JobStates:
     def _unrecorded(self, job_id: JobId) -> JobInfo:
         if job_id not in self._unconfirmed:
             raise JobNotFoundError(
-                f"no job {job_id!r} in namespace {self._namespace!r}: `fluster ps --all` lists those there are, and in Python `cluster.list_jobs()`"
+                f"no job {job_id!r} in namespace {self._namespace!r}: `fluster ps --all` lists those there are, and "
+                "in Python `cluster.list_jobs()`"
             )
         return JobInfo(job_id=job_id, name=job_id, namespace=self._namespace, status=JobStatus.PENDING)
 

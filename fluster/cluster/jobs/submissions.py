@@ -49,7 +49,9 @@ class Submissions:
         self._at_once = at_once
 
     async def launch(self, requests: Sequence[JobRequest]) -> list[JobId]:
-        """The ids of the jobs, in order, once they are recorded or stored. Raises as `AsyncCluster.launch_many` does."""
+        """The ids of the jobs, in order, once they are recorded or stored. Raises as `AsyncCluster.launch_many`
+        does.
+        """
         named = await self._named(requests)
         await self._states.confirm(await self._store(named))
         return list(named)
@@ -66,7 +68,9 @@ class Submissions:
         return reply.job_id
 
     async def _named(self, requests: Sequence[JobRequest]) -> dict[JobId, JobRequest]:
-        """The requests with what the cluster is to find of this program stored, each by the id that its job is to have."""
+        """The requests with what the cluster is to find of this program stored, each by the id that its job is to
+        have.
+        """
         _check_distinct(requests)
         check_secrets(requests)
         requests = await with_stored_workspaces(self._bus, self._namespace, requests)
@@ -74,7 +78,9 @@ class Submissions:
         return {request.job_id or JobId(unique_name(request.name)): request for request in requests}
 
     async def _store(self, requests: Mapping[JobId, JobRequest]) -> dict[JobId, int]:
-        """The jobs' places in the submit stream. After one that cannot be stored no more are sent, and that is raised."""
+        """The jobs' places in the submit stream. After one that cannot be stored no more are sent, and that is
+        raised.
+        """
         room = asyncio.Semaphore(self._at_once)
         storing: dict[JobId, asyncio.Task[None]] = {}
         stored: dict[JobId, int] = {}
@@ -119,8 +125,8 @@ class Submissions:
 
     async def _draft(self, request: JobRequest) -> JobRequest:
         """The request as it is submitted, its secrets stored."""
-        # By its random part the stream, and the controller where that forgot it, drop what this call sends twice, yet not
-        # what another call sends under the same id.
+        # By its random part the stream, and the controller where that forgot it, drop what this call sends twice, yet
+        # not what another call sends under the same id.
         message_id = unique_name(f"{self._namespace}.{request.job_id}")
         if request.environment.secrets:
             await self._store_secrets(request, message_id)
@@ -200,7 +206,8 @@ def secrets_of(request: JobRequest) -> dict[str, str]:
     missing = [name for name in names if name not in os.environ]
     if missing:
         raise ValueError(
-            f"secrets: {', '.join(missing)} not set in this program's environment: set the variable before the launch, or "
+            f"secrets: {', '.join(missing)} not set in this program's environment: set the variable before the "
+            "launch, or "
             "leave it out"
         )
     values = {name: os.environ[name] for name in names}

@@ -132,7 +132,9 @@ class FlusterClient:
         environment: EnvironmentConfig | None = None,
         **kwargs: Any,
     ) -> FlusterActorHandle:
-        """An actor, once it takes calls. Raises as `create_actor_group` and its `wait_ready` do; then nothing is left."""
+        """An actor, once it takes calls. Raises as `create_actor_group` and its `wait_ready` do; then nothing is
+        left.
+        """
         group = self.create_actor_group(
             actor_class,
             *args,

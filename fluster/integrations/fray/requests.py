@@ -28,7 +28,9 @@ _ANY_GPU = "auto"
 
 
 def name_of(name: str, within: str = "") -> str:
-    """The name as Fluster can have it. Of two that differ, or are used within different jobs, no two come out the same."""
+    """The name as Fluster can have it. Of two that differ, or are used within different jobs, no two come out the
+    same.
+    """
     plain = re.sub(r"[^A-Za-z0-9_-]", "-", name) or "job"
     if plain == name and not within and len(name) <= MAX_NAME_LENGTH:
         return name
