@@ -25,12 +25,12 @@ FlusterError
 │   └── PayloadLostError          an object lay in the memory of a process that has ended, or was freed
 ├── ClusterError
 │   ├── NoClusterError            no cluster is named, and none may be started here
-│   ├── NoTaskError               this process is no task of a job
+│   ├── NoTaskError               this process is not a task of a job
 │   ├── ForkedError               a RuntimeError: the object's connection belongs to the process that was forked
 │   ├── ClusterStartError         a local cluster did not come up
 │   ├── WorkspaceError            a ValueError: a job's folder cannot be packed as it is
 │   ├── JobNotFoundError          no job has that id
-│   ├── StackError                where a task is in its code cannot be told
+│   ├── StackError                where a task is in its code is not known
 │   ├── WorkerNotFoundError       no worker of that name answers
 │   ├── JobRefusedError           the cluster did not take the job; `accepted` are those launched with it that it took
 │   │   └── QuotaExceededError    the quota of its namespace has no room for it
@@ -38,9 +38,9 @@ FlusterError
 │   ├── JobResultError            a job succeeded, but what it returned cannot be had
 │   └── JobTimeoutError           a TimeoutError: the job had not ended in time, and goes on
 └── ActorError
-    ├── ActorNotFoundError        nobody serves that name; the call was not delivered to anyone
+    ├── ActorNotFoundError        that name is not served; the call was not delivered to anyone
     ├── ActorDeadlockError        an actor would wait for a call to itself for ever; the call was not run
-    ├── ActorNameTakenError       somebody serves that name already
+    ├── ActorNameTakenError       that name is served already
     ├── ActorDiedError            the actor ended while the call was out: it may have run
     │   ├── ActorGivenUpError     it failed more often than it may be restarted; the call was not run
     │   ├── NotRunError           the actor ended before it ran the call: it may be sent again
@@ -153,7 +153,7 @@ class NoClusterError(ClusterError):
 
 
 class NoTaskError(ClusterError):
-    """This process is no task of a job."""
+    """This process is not a task of a job."""
 
 
 class ForkedError(ClusterError, RuntimeError):
@@ -165,7 +165,7 @@ class ClusterStartError(ClusterError):
 
 
 class WorkspaceError(ClusterError, ValueError):
-    """The folder that a job shall run in cannot be packed: too large, or it holds what cannot travel."""
+    """The folder that a job is to run in cannot be packed: too large, or it holds what cannot travel."""
 
 
 class JobNotFoundError(ClusterError, LookupError):
@@ -173,7 +173,7 @@ class JobNotFoundError(ClusterError, LookupError):
 
 
 class StackError(ClusterError):
-    """Where a task is in its code cannot be told: it does not run, or its worker cannot read its processes."""
+    """Where a task is in its code is not known: it does not run, or its worker cannot read its processes."""
 
 
 class WorkerNotFoundError(ClusterError, LookupError):
@@ -226,11 +226,11 @@ class ActorError(FlusterError):
 
 
 class ActorNotFoundError(ActorError, LookupError):
-    """Nobody serves that name. The call was not delivered to anyone."""
+    """That name is not served. The call was not delivered to anyone."""
 
 
 class ActorNameTakenError(ActorError):
-    """Somebody serves that name already."""
+    """That name is served already."""
 
 
 class ActorDeadlockError(ActorError):

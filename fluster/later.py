@@ -20,7 +20,7 @@ def import_later(*modules: str) -> None:
 
 
 def import_now() -> None:
-    """For whoever has to wait anyway, or is about to be copied."""
+    """For a process that has to wait anyway, or is about to be copied."""
     collects = gc.isenabled()
     gc.disable()  # nothing of a module is garbage
     try:

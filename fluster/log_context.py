@@ -23,7 +23,7 @@ class RunningCall(NamedTuple):
 
     @property
     def call_id(self) -> str:
-        """No two calls have the same; one that nobody waits for has none."""
+        """No two calls have the same; one that is not waited for has none."""
         return f"{self.reply.partition('.')[2]}.{self.place}" if self.reply else NONE
 
 
@@ -39,7 +39,7 @@ class LogContext(logging.Filter):
     `handler.addFilter(LogContext())`, or `{"()": "fluster.LogContext"}` among the filters of a dictConfig.
     """
 
-    in_use = False  # there is one; else nobody needs to note which call runs
+    in_use = False  # there is one; otherwise it is not noted which call runs
 
     def __init__(self, name: str = "") -> None:
         super().__init__(name)

@@ -31,7 +31,7 @@ _ANSWER_TIMEOUT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # before a message without an answer is sent again
 _IN_A_LEASE = 20  # messages
 _LONGEST_INTERVAL_S = 30.0
-_SETTLES_S = 2.0  # what the program submitted last may still be on its way when its end is told
+_SETTLES_S = 2.0  # what the program submitted last may still be on its way when its end is reported
 _END_TIMEOUT_S = 120.0  # of answers that jobs are left: the controller knows, and the lease ends what comes yet
 _AWAY_TIMEOUT_S = 86_400.0  # without any answer
 
@@ -71,7 +71,7 @@ class Voice:
         while (left_s := deadline - time.monotonic()) > 0 and line.wait(left_s):
             for said in line.read():
                 if isinstance(said, NumberedDelivery):
-                    answer = json.loads(said.delivery.data)  # of an error, and of nobody, there is no such
+                    answer = json.loads(said.delivery.data)  # an error has none, nor has a reply without a sender
                     return LeaseAnswer(float(answer["lease_s"]), int(answer.get("unfinished", 0)))
                 if isinstance(said, Ping):
                     line.add(wire.PONG)
@@ -127,7 +127,7 @@ def serve(voice: Voice, watch: Watch) -> None:
 
 
 class LastWords:
-    """When the end of the program is told again: until a controller has answered that nothing is left, for as long as
+    """When the end of the program is reported again: until a controller has answered that nothing is left, for as long as
     none answers. Times are seconds of a monotonic clock.
     """
 
@@ -137,7 +137,7 @@ class LastWords:
         self._pause_s = _FIRST_PAUSE_S
 
     def pause_s(self, answer: LeaseAnswer | None, *, now: float) -> float | None:
-        """How long to wait after that answer, or none, to what was told; None when it is not to be told again."""
+        """How long to wait after that answer, or none, to what was reported; None when it is not to be reported again."""
         is_heard = answer is not None
         if is_heard != self._is_heard:
             self._is_heard, self._changed_at, self._pause_s = is_heard, now, _FIRST_PAUSE_S

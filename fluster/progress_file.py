@@ -30,7 +30,7 @@ class Progress(NamedTuple):
 
 
 def checked_progress(fraction: float, message: str) -> Progress:
-    """What may be told; a long message is cut. Raises ValueError, TypeError."""
+    """What may be reported; a long message is cut. Raises ValueError, TypeError."""
     if not isinstance(fraction, int | float):
         raise TypeError(f"invalid fraction={fraction!r}: give how much is done, from 0 to 1")
     if not isinstance(message, str):
@@ -64,10 +64,10 @@ def write_progress(directory: Path, progress: Progress) -> None:
             os.pwrite(file, data, 0)
         finally:
             os.close(file)
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # full: it will be read; broken: nobody reads
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # full: it will be read; broken: the reader is gone
             os.write(pipe, b".")
     except OSError as error:
-        # Whoever only wants to tell how far it is must not end for that.
+        # A task that only reports its progress must not end for that.
         if error.errno not in (*_NOBODY_READS, *_NO_ROOM):
             raise
     finally:
@@ -75,7 +75,7 @@ def write_progress(directory: Path, progress: Progress) -> None:
 
 
 def read_progress(directory: Path) -> Progress | None:
-    """What was told last, None when that is nothing, or nothing sensible: the task's code may write there as well."""
+    """What was reported last, None when that is nothing, or nothing sensible: the task's code may write there as well."""
     try:
         file = os.open(directory / PROGRESS_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:  # the task has taken it away

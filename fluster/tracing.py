@@ -94,7 +94,7 @@ def announce(actor: str, method: str) -> Carrier | None:
         return None
     span, carrier = begun
     span.set_attribute("fluster.broadcast", True)
-    span.end()  # with the sending: who answers, and when, is told by their own spans
+    span.end()  # with the sending: who answers, and when, is shown by their own spans
     return carrier
 
 

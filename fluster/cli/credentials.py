@@ -112,7 +112,7 @@ def _warn_of_plain(url: str) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write what is no secret, and tell where."""
+    """Write what need not be secret, and print where."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

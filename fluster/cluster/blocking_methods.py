@@ -68,7 +68,7 @@ class _Steps(Generic[T]):
             self._step = None
 
     async def close(self) -> None:
-        """End the generator, also when Ctrl-C left a step without anybody who waits for it."""
+        """End the generator, also when Ctrl-C left a step that is not waited for."""
         if self._step is not None:
             import asyncio
 

@@ -180,7 +180,7 @@ class AsyncCluster:
 
         When no controller answers it returns after the stream has stored it: it will be recorded, and until then
         `poll` says PENDING. Raises JobRefusedError, WorkspaceError when its workspace cannot be packed,
-        StorageError when something could not be stored, and TypeError for what is no JobRequest.
+        StorageError when something could not be stored, and TypeError for what is not a JobRequest.
         """
         return (await self.launch_many([request]))[0]
 
@@ -259,7 +259,7 @@ class AsyncCluster:
     async def watch(self, job_id: JobId) -> AsyncGenerator[JobInfo]:
         """The job as it stands, and again whenever its state or its progress has changed, until it has finished.
 
-        Changes that follow each other quickly may be told as one. Raises JobNotFoundError, InvalidNameError.
+        Changes that follow each other quickly may be given as one. Raises JobNotFoundError, InvalidNameError.
         """
         infos = self._waits.watch(check_job_id(job_id))
         async with aclosing(infos):
@@ -285,7 +285,7 @@ class AsyncCluster:
     async def terminate(self, job_id: JobId, *, reason: str = "terminated by request") -> None:
         """Have the job stopped, with what it launched; a finished one stays as it is.
 
-        Raises JobNotFoundError, InvalidNameError, and ValueError and TypeError for what is no reason.
+        Raises JobNotFoundError, InvalidNameError, and ValueError and TypeError for what cannot be a reason.
         """
         from fluster.cluster.jobs.job_requests import terminate
 
@@ -304,7 +304,7 @@ class AsyncCluster:
         told at most.
 
         They are read from outside, by the tasks' workers, and nothing is stopped. A process that could not be read has
-        a `problem`. Raises StackError when no task of those runs, or none can be told, JobNotFoundError,
+        a `problem`. Raises StackError when no task of those runs, or none can be read, JobNotFoundError,
         InvalidNameError, and ValueError for a task that the job does not have.
         """
         from fluster.cluster.jobs.job_requests import job_stack
@@ -341,7 +341,7 @@ class AsyncCluster:
         jobs wrote that had the id before is found by the number of its `attempt`. Without `follow` all is there that
         the tasks had written when this was called, as far as their workers can be asked within 5 s.
 
-        Raises JobNotFoundError, InvalidNameError, and ValueError for a `grep` that is no regular expression, a `since`
+        Raises JobNotFoundError, InvalidNameError, and ValueError for a `grep` that is not a regular expression, a `since`
         without a time zone or a negative `tail`.
 
         Each stream of a task is in the order in which it wrote, and so are both together, but that what it writes to
@@ -380,7 +380,7 @@ class AsyncCluster:
         """Have a worker take nothing new, wait for what runs, and leave; with `wait`, return when it has left.
 
         After `timeout` seconds it hands back what still runs: stopped, and tried elsewhere at the cost of the
-        preemption budget. For operators. Raises WorkerNotFoundError, and CredentialsError for anybody else.
+        preemption budget. For operators. Raises WorkerNotFoundError, and CredentialsError for other users.
         """
         from fluster.cluster.workers import drain_worker
 

@@ -233,7 +233,7 @@ class LocalCluster(Cluster):
                 self._supervisor.stop()
 
     def close(self) -> None:
-        """The same as `shutdown`: nobody else could use the cluster any more."""
+        """The same as `shutdown`: no other could use the cluster afterwards."""
         self.shutdown()
 
 

@@ -63,7 +63,7 @@ class NamespaceAdmin:
         self, name: str, *, force: bool = False, on_waiting: Callable[[int], None] = lambda _unfinished: None
     ) -> None:
         """Return when nothing of the namespace is left. With `force` its jobs are ended first, which may take long:
-        `on_waiting` is told how many are left. Raises ServiceError, BusError.
+        `on_waiting` gets how many are left. Raises ServiceError, BusError.
         """
         # What was there and is unknown later has been dropped: by this request, whose answer was lost, or by another's.
         is_begun = any(each.record.name == name for each in await self.list())

@@ -1,4 +1,4 @@
-"""What those who wait are told while the connection is lost, and when they wait no longer."""
+"""What waiting callers learn while the connection is lost, and when they stop waiting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Step(Enum):
 
 @dataclass(frozen=True)
 class Outage:
-    """A connection that is lost: since when, and whether that was told. Times are seconds of one monotonic clock."""
+    """A connection that is lost: since when, and whether that was reported. Times are seconds of one monotonic clock."""
 
     since: float
     told: bool = False
@@ -58,7 +58,7 @@ class Outages:
         self._bus = bus
         self._outage: Outage | None = None
         self._back = asyncio.Event()
-        self._why = ""  # nobody waits any longer
+        self._why = ""  # the wait is over
         self._limits: set[asyncio.Timeout] = set()  # of those who wait
         bus.on_disconnect(self._on_lost)
         bus.on_reconnect(self._on_back)

@@ -60,7 +60,7 @@ def note_local(server: str) -> None:
 
 
 async def launch_owned(cluster: AsyncCluster, request: JobRequest) -> JobId:
-    """As `cluster.launch`, for what is to end with whoever launches it: the task's attempt, else this program.
+    """As `cluster.launch`, for what is to end with its launcher: the task's attempt, else this program.
 
     A job that is `detached` lives on.
     """

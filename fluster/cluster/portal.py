@@ -89,7 +89,7 @@ class Portal:
 
 
 def forked() -> ForkedError:
-    """What somebody is told who uses in a child what was made before the fork."""
+    """The error for the use in a child of what was made before the fork."""
     return ForkedError(
         "this cluster's connection belongs to the process that was forked: make one here, with Cluster(address), or "
         "take "

@@ -128,7 +128,7 @@ class Refs:
             if not self._address:
                 address = self._bus.inbox(self._namespace)
                 await self._bus.subscribe(f"{address}.{subjects.ANY_TOKEN}", self._on_request)
-                await self._bus.flush()  # whoever has a Ref, by whatever way, shall find somebody there
+                await self._bus.flush()  # every holder of a Ref, by whatever way it came, must find an owner there
                 self._address = address
         ref_id = secrets.token_hex(8)
         self._put[ref_id] = payload

@@ -70,7 +70,7 @@ def noted(address_file: Path, store_dir: Path) -> Iterator[None]:
     note = draft.with_name(draft.name + _SUFFIX)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        draft.rename(note)  # locked and whole before anybody looks at it
+        draft.rename(note)  # locked and whole before another process can read it
         try:
             yield
         finally:
@@ -124,14 +124,14 @@ def find_address() -> BusAddress:
 
 
 def _check_own(folder: Path) -> None:
-    """Raises OSError unless the folder is this user's, and nobody else can put a note there."""
+    """Raises OSError unless the folder is this user's, and no other user can put a note there."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(1, "others may write there", str(folder))
 
 
 def _read(note: Path) -> UpCluster | None:
-    """The cluster that a note tells of; None, and the note is removed, when its process is gone."""
+    """The cluster that a note names; None, and the note is removed, when its process is gone."""
     with contextlib.suppress(OSError, ValueError, TypeError), note.open(encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -169,7 +169,7 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         try:
             pool.wait_for_workers(1, self._start_timeout)
         except ActorTimeoutError as error:
-            self._workers.end()  # they would wait on, for nobody
+            self._workers.end()  # they would wait on, without a user
             raise ActorTimeoutError(
                 f"{pool.name} had no worker after {self._start_timeout:g} s: `fluster ps` and `fluster explain` tell "
                 "what "
@@ -179,7 +179,7 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
     # ---- batches ----------------------------------------------------------------------------------------
 
     def submit(self, func: Any, callback: Any = None) -> JoblibBatch:
-        """Have a batch run. What keeps it from that is told to the callback as well: raised here it could be lost."""
+        """Have a batch run. What keeps it from that goes to the callback as well: raised here it could be lost."""
         call = self._calls[callback.parallel]
         batch = JoblibBatch(callback)
         batch.encode(func, functools.partial(self._shared, call.least_shared))
@@ -196,7 +196,7 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
     # ---- the end ----------------------------------------------------------------------------------------
 
     def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: ARG002 - workers come back when they are needed
-        """Take back what has not begun. Workers of its own that run something for nobody are ended."""
+        """Take back what has not begun. Workers of its own that run something that is not waited for are ended."""
         calls = list(self._calls.items())
         # joblib does not say which Parallel it means: several may share this backend.
         aborted = [call for parallel, call in calls if parallel._aborting]  # noqa: SLF001

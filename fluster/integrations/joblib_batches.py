@@ -41,7 +41,7 @@ class Batches:
 
 
 class _Interrupted(NamedTuple):
-    """A call raised KeyboardInterrupt, which is no failure of a task that others are to see, but joblib's own way."""
+    """A call raised KeyboardInterrupt, which is not a failure of a task that others are to see, but joblib's own way."""
 
     args: tuple[Any, ...]
 
@@ -102,7 +102,7 @@ class SharedArrays:
         self._gone: deque[tuple[int, weakref.ref[Any]]] = deque()
 
     def of(self, value: Any, least_bytes: int, cluster: Callable[[], Cluster]) -> Ref[Any] | None:
-        """The Ref that stands for `value`; None when that is no array, or a smaller one."""
+        """The Ref that stands for `value`; None when that is not an array, or a smaller one."""
         if not _is_large_array(value, least_bytes):
             return None
         key = id(value)

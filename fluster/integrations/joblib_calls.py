@@ -122,7 +122,7 @@ class JoblibCall:
 
     def _begin(self, batch: JoblibBatch) -> None:
         def on_done() -> None:
-            with contextlib.suppress(RuntimeError):  # the program ends, and nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the program ends, and nothing waits
                 self._callbacks.submit(self._on_done, batch)
 
         batch.begin(self._pool, self._pace, on_done)

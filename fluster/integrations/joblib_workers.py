@@ -43,7 +43,7 @@ class JoblibWorkers(Protocol):
 
 
 class GivenWorkers:
-    """A pool that somebody else made, and ends."""
+    """A pool that another made, and ends."""
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
@@ -62,7 +62,7 @@ class GivenWorkers:
         return self._pool
 
     def end(self) -> None:
-        """Nothing: they are somebody else's."""
+        """Nothing: they belong to another."""
 
 
 class OwnWorkers:
@@ -87,7 +87,7 @@ class OwnWorkers:
         self._environment = environment
         self._lock = threading.Lock()
         self._shared: SharedPool | None = None
-        self.is_busy: Callable[[], bool] = lambda: False  # whether somebody waits for what they run
+        self.is_busy: Callable[[], bool] = lambda: False  # whether a caller waits for what they run
         _open.add(self)
 
     @property
@@ -115,7 +115,7 @@ class OwnWorkers:
 
     def pool(self, workers: int, threads: Mapping[str, str]) -> WorkerPool:
         with self._lock:
-            if self._shared is not None and self._shared.is_over:  # somebody has ended it, or all of its workers
+            if self._shared is not None and self._shared.is_over:  # it was ended, or all of its workers were
                 self._leave(self._shared)
             if self._shared is None:
                 cluster = self.cluster

@@ -97,4 +97,4 @@ class _CoordinatorJob:
         return JobStatus.SUCCEEDED
 
     def terminate(self) -> None:
-        """It is over: whoever waited for it has ended it."""
+        """It is over: its waiting caller has ended it."""

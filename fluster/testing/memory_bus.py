@@ -40,7 +40,7 @@ _USER = "tester"
 
 
 class MemoryBus:
-    """Make it on the event loop that it shall live on."""
+    """Make it on the event loop that it is to live on."""
 
     address = BusAddress("nats://memory")  # tells this bus from others; nothing connects to it
 

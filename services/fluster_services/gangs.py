@@ -74,7 +74,7 @@ def is_waiting(job: JobRecord, tasks: Sequence[TaskRecord]) -> bool:
 
 
 def has_started(job: JobRecord, tasks: Sequence[TaskRecord]) -> bool:
-    """True when the tasks were told to go, and have not all been made to wait again."""
+    """True when the tasks got the word to go, and have not all been made to wait again."""
     return job.is_go and all(task.epoch <= job.epoch for task in tasks) and not is_waiting(job, tasks)
 
 

@@ -60,7 +60,7 @@ class Daemon:
     body: Callable[[int | None, int], None]  # (ready_fd, owner_fd) -> runs until it ends
     title: str = ""  # in errors; else it is the name
     has_wishes: bool = False  # it is a controller, which may have namespaces added
-    may_leave: bool = False  # when it ends with status 0 it has done what it was told, and stays away
+    may_leave: bool = False  # when it ends with status 0 it has done what it was asked to do, and stays away
     pid: int = 0  # 0 while it does not run
     restart_at: float | None = None
     _started_at: float = field(default=0.0, init=False)

@@ -73,7 +73,7 @@ class AddedUsers:
         self._server.credentials(Role.JOB, namespace).save(self._folder / f"{namespace}.json")
 
     def on_wishes(self) -> None:
-        """Fulfil what controllers have written. What cannot be done is told on stderr, and asked for again."""
+        """Fulfil what controllers have written. What cannot be done is printed on stderr, and asked for again."""
         with suppress(BlockingIOError):
             self._unread += os.read(self.end, _READ_BYTES)
         *lines, self._unread = self._unread.split(b"\n")

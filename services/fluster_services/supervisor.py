@@ -4,7 +4,7 @@ The owner writes a LocalSetup as one line to standard input and reads a LocalSta
 Standard input is the leash: when it ends, because the owner closed it or died in whatever way, everything ends. A daemon
 that dies is started again, on the same port and the same store, so that clients and actors go on without being told. So is
 a server whose disk was full, once there is room.
-Only a worker that was told to drain stays away.
+Only a worker that was asked to drain stays away.
 
 Single-threaded, without an event loop: the daemons are forked from here, with everything imported that several of them use.
 That takes most of the start: it is done while the server, and then the controllers, come up, and nothing that takes long is

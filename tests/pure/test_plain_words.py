@@ -13,14 +13,7 @@ import pytest
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("fluster", "bus/fluster_bus", "services/fluster_services")
-_EXPLAINED = (  # folders whose docstrings and comments are looked at
-    "tests",
-    "benchmarks",
-    "examples",
-    "fluster/actors",
-    "fluster/worker_pool",
-    "fluster/remote_errors",
-)
+_EXPLAINED = (*_PACKAGES, "tests", "benchmarks", "examples")  # folders whose docstrings and comments are looked at
 _WORSE = re.compile(
     r"\b(?:nobody|noone|somebody|anybody|whoever|whomever|shall)\b"
     r"|\b(?:is|are|be|was|were|been) told\b"

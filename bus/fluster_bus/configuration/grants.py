@@ -119,7 +119,7 @@ def _keeps_tasks(namespace: str) -> tuple[str, ...]:
         buckets.bucket_key(jobs, f"{subjects.ANY_TOKEN}.{subjects.ANY_TOKEN}"),
         buckets.bucket_key(registry),
         subjects.jobs_submit(namespace),  # of what an operator has it run now
-        subjects.ensure_namespace(namespace),  # to be told how large objects may be
+        subjects.ensure_namespace(namespace),  # to learn how large objects may be
         subjects.logs_of_all(namespace),
         subjects.results_of_all(namespace),
         subjects.watch_progress(namespace),
@@ -130,7 +130,7 @@ def _keeps_tasks(namespace: str) -> tuple[str, ...]:
 
 
 def _speaks_for(namespace: str) -> tuple[str, ...]:
-    """What a gateway sends for users of a namespace: it submits, asks and reads, and neither calls actors nor answers anybody."""
+    """What a gateway sends for users of a namespace: it submits, asks and reads, and neither calls actors nor answers requests."""
     streams = (
         buckets.bucket_stream(buckets.endpoints_bucket(namespace)),
         buckets.logs_stream(namespace),

@@ -18,7 +18,7 @@ from fluster_bus.core.errors import InvalidNameError
 from fluster_bus.core.roles import DEFAULT_NAMESPACE, MAX_PAYLOAD_BYTES, Permissions, User, users
 from fluster_bus.direct.pulse import SERVER_PINGS
 
-TLS_FOLDER = "/etc/nats/tls"  # at a production server, unless it is told another
+TLS_FOLDER = "/etc/nats/tls"  # at a production server, unless another is given
 WITHOUT_TLS, THREE = "--without-tls", "--three"
 THREE_SERVERS = ("nats-1", "nats-2", "nats-3")  # of docker-compose.yml
 _ROUTES_PORT = 6_222

@@ -174,7 +174,7 @@ class Bus(Connection):
 
         While no service listens or answers, the service is busy, or the connection is lost, the request is sent again until
         `timeout_s` is over: a service that restarts is waited for, also when it took the request with it. Services are asked for
-        states and wishes that may be told twice. Raises as `request` does.
+        states and wishes that may be sent twice. Raises as `request` does.
         """
         data = message.to_json()
         try:

@@ -69,7 +69,7 @@ def _name_of_missing(_missing: object) -> str:
     return "MISSING"
 
 
-# Else the fields of a dataclass that travels by value seem to have defaults: it is told by its identity, and has no name.
+# Else the fields of a dataclass that travels by value seem to have defaults: it is recognized by its identity, and has no name.
 copyreg.pickle(type(dataclasses.MISSING), _name_of_missing)
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-VISIBLE_DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}  # how a task is told which are its own
+VISIBLE_DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}  # by which a task knows which are its own
 MAX_CPUS, MAX_BYTES = 1e6, 1 << 60  # of a machine: what is above is a slip of the pen
 ANY_MODEL = "any"  # of devices whose model was not given: they are for tasks that name none
 

@@ -31,12 +31,12 @@ class FaultLog:
         self._told = self._left_out = 0
 
     def warning(self, message: str, *parts: object) -> None:
-        """Tell what could not be used, and why; of what is told, each part is cut and made printable."""
+        """Log what could not be used, and why; each part of the line is cut and made printable."""
         if self._has_room():
             self._log.warning(message, *(each if isinstance(each, int) else one_bounded_line(each) for each in parts))
 
     def fault(self, error: BaseException, message: str, *parts: object) -> None:
-        """Tell of an error that no reader should have met, with where it was raised."""
+        """Log an error that no reader should have met, with where it was raised."""
         if self._has_room():
             kept: list[Any] = [each if isinstance(each, int) else one_bounded_line(each) for each in parts]
             self._log.error(
@@ -45,7 +45,7 @@ class FaultLog:
 
     @contextmanager
     def contained(self, message: str, *parts: object) -> Iterator[None]:
-        """One unit of work: what is wrong with it ends it, and is told, and goes no further.
+        """One unit of work: what is wrong with it ends it, is logged, and goes no further.
 
         What befalls the reader itself, such as a lost connection, is raised.
         """

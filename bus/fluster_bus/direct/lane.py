@@ -58,7 +58,7 @@ def _nothing() -> None:
 class Lane:
     """A connection to the bus that comes back by itself. Any thread may use it.
 
-    It is connected some time after `start`; `on_connect` and `on_disconnect` tell of every time. `on_wake` answers
+    It is connected some time after `start`; `on_connect` and `on_disconnect` are called every time. `on_wake` answers
     `wake`, and is called when the keeper begins to read. They run in the keeper or in a thread that uses the lane just
     then, and must not block.
     """
@@ -122,7 +122,7 @@ class Lane:
         return DisconnectedError(f"the connection to {self.address} is lost; it is being rebuilt")
 
     def close(self, *, join: bool = True) -> None:
-        """Send what is written, then leave. What waits for the server to see something is told at once.
+        """Send what is written, then leave. What waits for the server to see something is woken at once.
 
         With `join`, the keeper has ended on return.
         """
@@ -184,7 +184,7 @@ class Lane:
             self._flush(line)
 
     def flush(self) -> None:
-        """Send what was added. A connection that is lost by it is told by `on_disconnect`."""
+        """Send what was added. A connection that is lost by it is reported by `on_disconnect`."""
         line = self._line
         if line is not None:
             self._flush(line)

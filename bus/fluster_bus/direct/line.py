@@ -265,7 +265,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 
 class Dialler:
-    """Of one connection, which is known to its servers by `name`. They tell of others that are in their cluster."""
+    """Of one connection, which is known to its servers by `name`. They announce others that are in their cluster."""
 
     def __init__(self, address: BusAddress, name: str) -> None:
         self._address = address
@@ -301,7 +301,7 @@ class Dialler:
         scheme = self._servers[0].partition("://")[0]
         others = [f"{scheme}://{each}" for each in line.info.get("connect_urls", ())]
         name = self._tls_names.get(server) or urlsplit(server).hostname
-        # Servers tell of each other by addresses, and certificates are for names: one of the group shows that of the group.
+        # Servers announce each other by addresses, and certificates are for names: one of the group shows that of the group.
         self._tls_names = {each: name for each in others if is_address(urlsplit(each).hostname or "")}
         self._servers = list(dict.fromkeys([*self._address.servers, *others]))
 

@@ -49,7 +49,7 @@ class NodeInfo(Message):
 
 
 class WorkerQuery(Message):
-    """Asks for workers, by name: those after `after`, at most `limit`. None: all. Their machines are told only when asked for."""
+    """Asks for workers, by name: those after `after`, at most `limit`. None: all. Their machines are listed only when asked for."""
 
     nodes: bool = False
     after: WorkerId | None = None

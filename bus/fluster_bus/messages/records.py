@@ -20,7 +20,7 @@ _FAILED = (JobStatus.FAILED, JobStatus.WORKER_FAILED)
 
 
 class Transition(Message):
-    """A change of state. `number` counts a record's transitions from 1, so none is told twice."""
+    """A change of state. `number` counts a record's transitions from 1, so none is reported twice."""
 
     number: int
     state: JobStatus

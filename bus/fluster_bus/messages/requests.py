@@ -43,7 +43,7 @@ class ListRequest(Message):
 
     limit: int = Field(default=1_000, ge=1, le=MAX_JOBS_A_REQUEST)
     states: tuple[JobStatus, ...] = ()  # empty: all
-    skip: int = Field(default=0, ge=0)  # so many of the newest were told before; a cursor is quicker, and misses none
+    skip: int = Field(default=0, ge=0)  # so many of the newest were sent before; a cursor is quicker, and misses none
     after: int | None = None  # the cursor of the reply before: goes on from there
     details: bool = False  # also what each was asked to run
 
@@ -52,8 +52,8 @@ class ListReply(Message):
     """Jobs, the newest first, without the exceptions that they failed with. There may be more than fit."""
 
     jobs: tuple[JobInfo, ...] = ()
-    more: bool = False  # fewer are told than were asked for, and there are others
-    cursor: int | None = None  # of the last that is told, with which to ask for those
+    more: bool = False  # fewer are listed than were asked for, and there are others
+    cursor: int | None = None  # of the last that is listed, with which to ask for those
 
 
 class TerminateRequest(Message):

@@ -44,7 +44,7 @@ class ProcessStack(Message):
 
 
 class TaskStack(Message):
-    """The stacks of an attempt's processes; `cut` says that there were more processes, threads or frames than are told."""
+    """The stacks of an attempt's processes; `cut` says that there were more processes, threads or frames than are listed."""
 
     worker_id: WorkerId | None
     task: int

@@ -78,7 +78,7 @@ class VMTrouble(Message):
 
     vm_id: WorkerId  # its worker's id, too
     trouble: str = Field(default="", max_length=2_000)
-    counts_for_s: float = Field(default=60.0, gt=0, le=3_600)  # unless it is told again
+    counts_for_s: float = Field(default=60.0, gt=0, le=3_600)  # unless it is reported again
 
 
 class Offer(Message):

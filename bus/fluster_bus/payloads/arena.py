@@ -3,7 +3,7 @@
 The arena is a file without a name (memfd): it is gone when the last process that has it open is, however that ends.
 Receivers open it by way of /proc, which lets the same user do that and no other.
 
-How a span is used is told by locks on the file, one byte for each slot of the table. A receiver holds a shared lock as
+How a span is used is shown by locks on the file, one byte for each slot of the table. A receiver holds a shared lock as
 long as it has a view of the span; the kernel drops it when the receiver dies. The sender frees a span once it has no use
 for it, and only under an exclusive lock: then the slot's generation is cleared, and a receiver that comes too
 late finds that. What is passed on without an answer, as results are, is lent until some receiver has taken it.

@@ -111,7 +111,7 @@ async def submissions(bus: Bus) -> AsyncGenerator[Submission]:
         elif asked := _asked_how_far(delivery):
             arrived.put_nowait(asked)
         elif delivery.status is None:
-            # Services answer to whatever inbox they are told, and this is one.
+            # Services answer to whatever inbox they are given, and this is one.
             log.warning("%s: passed over what is not a submission: %r", bus.name, delivery.data[:100])
 
     subscription = await bus.subscribe(where, on_delivery)

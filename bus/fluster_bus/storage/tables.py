@@ -103,7 +103,7 @@ class Unreadable:
 class Table(Generic[Record]):
     """Records of a bucket. `read(key, data)` makes one, `watch(key)` is where the server republishes its changes.
 
-    What else may lie in the bucket is told by `has`, which is false for its key.
+    What else may lie in the bucket is known by `has`, which is false for its key.
     """
 
     def __init__(

@@ -290,7 +290,7 @@ class Authority:
         return Credentials(token, key.seed)
 
     def operator_credentials(self, lifetime_s: float = 60) -> Credentials:
-        """An operator of the cluster, by which what is changed here is told to its controllers. It is short-lived."""
+        """An operator of the cluster, by which what is changed here is sent to its controllers. It is short-lived."""
         key = Key.generate(KeyKind.USER)
         token = self.signer(Role.OPERATOR).sign(key.public, _NAME, (), expires_at=int(time.time() + lifetime_s))
         return Credentials(token, key.seed)

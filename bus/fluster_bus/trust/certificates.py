@@ -109,7 +109,7 @@ def read(pem: str) -> Told:
 def new_authority(now: datetime, life: timedelta = AUTHORITY_LIFE) -> Certificate:
     """An authority that signs certificates of servers itself, and none of other authorities."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name(f"fluster authority {now.astimezone(UTC):%Y-%m-%d %H:%M:%S}")  # two of them are told apart by it
+    name = _name(f"fluster authority {now.astimezone(UTC):%Y-%m-%d %H:%M:%S}")  # it distinguishes two of them
     built = (
         _begun(name, name, key, now, now + life)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

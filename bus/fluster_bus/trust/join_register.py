@@ -104,9 +104,9 @@ class JoinRegister:
         return tuple(row.value.used_by.values())
 
     async def revoke_user(self, name: str) -> list[Issued]:
-        """Revoke a user of the authority, or a worker that joined by a token, with its jobs' credentials; servers are told.
+        """Revoke a user of the authority, or a worker that joined by a token, with its jobs' credentials; servers get the change.
 
-        Raises CredentialsError when there is none of that name, and BusError where the servers cannot be told: then
+        Raises CredentialsError when there is none of that name, and BusError where the servers cannot be reached: then
         `publish_accounts` does it later.
         """
         now = time.time()

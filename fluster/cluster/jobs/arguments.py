@@ -39,7 +39,7 @@ def check_requests(requests: Iterable[JobRequest]) -> list[JobRequest]:
 
 
 def check_job_id(value: object) -> JobId:
-    """Return `value` if it can be a job's id. Raises InvalidNameError, TypeError when it is no text."""
+    """Return `value` if it can be a job's id. Raises InvalidNameError, TypeError when it is not text."""
     if not isinstance(value, str):
         from fluster_bus.messages import JobInfo
 

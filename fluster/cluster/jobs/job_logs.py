@@ -62,7 +62,7 @@ async def read_logs(
     bus: Bus, namespace: Namespace, states: JobStates, query: LogQuery
 ) -> AsyncGenerator[list[LogChunk]]:
     """The lines that are asked for, in lists of chunks. Raises as `AsyncCluster.logs` does."""
-    query.filter(first_attempt=1)  # what is wrong is told before anybody is asked
+    query.filter(first_attempt=1)  # what is wrong is raised before a request is sent
     [info] = await states.get([check_job_id(query.job_id)])
     wanted = query.filter(first_attempt=info.first_attempt)
     if not query.follow and not info.status.finished():

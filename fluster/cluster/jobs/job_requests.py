@@ -71,7 +71,7 @@ async def _ask(bus: Bus, namespace: Namespace, verb: str, request: Message, repl
 async def ask_stack(bus: Bus, namespace: Namespace, job_id: JobId, task: int) -> TaskStack:
     """Where a task that runs is in its Python code, as its worker tells the controller.
 
-    Raises StackError when that cannot be told, and what `Bus.request` raises.
+    Raises StackError when that is not known, and what `Bus.request` raises.
     """
     request = TaskStackRequest(job_id=job_id, task=task)
     subject = subjects.jobs_verb(namespace, "stack")
@@ -87,7 +87,7 @@ async def ask_stack(bus: Bus, namespace: Namespace, job_id: JobId, task: int) ->
 
 
 async def job_stack(bus: Bus, namespace: Namespace, info: JobInfo, task: int | None) -> JobStack:
-    """The same of those tasks of a job that run, or of one. Raises StackError when none of them can be told."""
+    """The same of those tasks of a job that run, or of one. Raises StackError when none of them is known."""
     running = _running(info, task)
     found: list[TaskStack] = []
     problems: list[StackError] = []

@@ -47,7 +47,7 @@ class JobStates:
         return {job_id: self._unconfirmed[job_id] for job_id in job_ids if job_id in self._unconfirmed}
 
     async def confirm(self, places: Mapping[JobId, int]) -> None:
-        """Return when the jobs that were stored there are recorded, or when nobody answers.
+        """Return when the jobs that were stored there are recorded, or when no controller answers.
 
         Raises JobRefusedError or QuotaExceededError once all were asked about, with those that were not refused.
         """

@@ -81,7 +81,7 @@ async def wait_finished(
     """Return when no more than `left` of the jobs in `unfinished` have not ended; each is taken out of the set as it
     ends.
 
-    Their records tell, as the server republishes them, so nobody needs to answer; after each reconnect, when a
+    Their records tell, as the server republishes them, so no controller needs to answer; after each reconnect, when a
     change may have been missed, the controller is asked. While it is away it is waited for. Raises ClosedError.
     """
     changed = asyncio.Event()
@@ -134,7 +134,7 @@ async def get_finished(bus: Bus, states: JobStates, job_ids: list[JobId]) -> lis
 
 
 async def get_patiently(bus: Bus, states: JobStates, job_ids: list[JobId]) -> list[JobInfo]:
-    """How the jobs stand, once there is somebody to tell. Raises JobNotFoundError, JobRefusedError."""
+    """How the jobs stand, once a controller answers. Raises JobNotFoundError, JobRefusedError."""
     while True:
         try:
             return await states.get(job_ids)
@@ -165,7 +165,7 @@ async def watch_job(bus: Bus, namespace: Namespace, job_id: JobId, states: JobSt
             if info != shown and not info.status.finished():
                 yield info
                 shown = info
-            # Whoever watches may hear of a change a moment before the controller: it is asked once more.
+            # A watcher may hear of a change a moment before the controller: it is asked once more.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if is_settled else _SETTLED_AFTER_S):
                     await changed.wait()

@@ -1,4 +1,4 @@
-"""How many lines of one writer are shown, when it writes more than anybody reads."""
+"""How many lines of one writer are shown, when it writes more than a user can read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LINES_A_SECOND = 100
 
 
 class LineQuota:
-    """The first lines of each second are shown, and then how many were not. Decides by the times that it is told."""
+    """The first lines of each second are shown, and then how many were not. Decides by the times that it is given."""
 
     def __init__(self, lines_a_second: int = LINES_A_SECOND) -> None:
         self._most = lines_a_second
@@ -18,7 +18,7 @@ class LineQuota:
 
     @property
     def owes(self) -> bool:
-        """Whether lines were left out that nobody was told of."""
+        """Whether lines were left out without a line that says so."""
         return self._left_out > 0
 
     def admit(self, now: float) -> bool:

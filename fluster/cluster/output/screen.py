@@ -69,5 +69,5 @@ def _write(line: str) -> None:
     try:
         sys.stderr.write(shown(line, sys.stderr) + "\n")
         sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # it is closed, or there is none: nobody wants to see it
+    except (OSError, ValueError, AttributeError):  # it is closed, or there is none: it cannot be seen
         pass

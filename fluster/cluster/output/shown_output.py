@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 _LAST_OUTPUT_S = 3.0  # at a job's end, or this program's, for what was written before
 _MAX_DEPLOYED = 100  # jobs, deployed by other jobs, that are shown at the same time
-_WRITE_S = 1.0  # for whoever reads stderr
+_WRITE_S = 1.0  # for the reader of stderr
 
 
 def is_looked_at() -> bool:
-    """Whether somebody sees what this program writes as it runs: on a terminal, or in a notebook."""
+    """Whether a user sees what this program writes as it runs: on a terminal, or in a notebook."""
     return is_notebook() or (sys.stderr is not None and sys.stderr.isatty())
 
 
@@ -90,7 +90,7 @@ class ShownOutput:
         self._deployed.discard(job_id)
 
     def _on_deployed(self, job_id: JobId, name: str, above: Sequence[JobId]) -> None:
-        """A job has deployed another, as those above that decide: what the program itself launched is no concern of others."""
+        """A job has deployed another, as those above that decide: what the program itself launched does not concern others."""
         wanted = next((self._wanted[each] for each in above if each in self._wanted), self.by_itself)
         if not wanted or job_id in self._followed:
             return

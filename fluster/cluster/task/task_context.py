@@ -42,7 +42,7 @@ class TaskIdentity:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
-        """What the worker wrote into the environment; None in a process that is no task."""
+        """What the worker wrote into the environment; None in a process that is not a task."""
         if JOB_ID not in environment:
             return None
         return cls(

@@ -53,7 +53,7 @@ class FlusterActorHandle:
         return FlusterActorMethod(self, name)
 
     def _bound(self) -> tuple[FlusterClient, ActorPool[Any]]:
-        """Found when it is first used: whoever is handed a handle need not know yet where its cluster is."""
+        """Found when it is first used: the receiver of a handle need not know yet where its cluster is."""
         if self._client is None:
             self._client = client_here()
         if self._pool is None:

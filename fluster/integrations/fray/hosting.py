@@ -55,7 +55,7 @@ def host(
         server.serve()
     finally:
         ending.set()  # for threads of the actor's own
-    if context._errors:  # noqa: SLF001 - which is how fray's backends are told
+    if context._errors:  # noqa: SLF001 - by which fray's backends know
         raise context._errors[0]  # noqa: SLF001
 
 

@@ -29,7 +29,7 @@ _STATUS = {
 def run(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], environment: EnvironmentConfig
 ) -> None:
-    """What a job's task runs. Nobody asks fray for what it returns."""
+    """What a job's task runs. Fray is not asked for what it returns."""
     from fluster.integrations.fray.client import FlusterClient
 
     with set_current_client(FlusterClient(current_cluster(), environment=environment)):

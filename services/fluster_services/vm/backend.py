@@ -1,4 +1,4 @@
-"""The contract of everything that has machines to give: what a VM is told to be, and what can be asked about it."""
+"""The contract of everything that has machines to give: what a VM is to be, and what can be asked about it."""
 
 from __future__ import annotations
 

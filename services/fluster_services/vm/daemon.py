@@ -117,7 +117,7 @@ class _Keeping:
                 await self._tell_trouble(vm_id, f"its VM is gone and could not be replaced: {error}")
             else:
                 log.warning("VM %s is over (%s): %s", vm_id, end.status, end.message or "its worker has left")
-                if end.status is VMStatus.STOPPED:  # as its worker was told to
+                if end.status is VMStatus.STOPPED:  # as its worker was asked to
                     return
                 await self._tell_trouble(vm_id, "its VM is gone, and is being replaced")
             pause_s = _FIRST_PAUSE_S if time.monotonic() - began >= _SETTLED_S else min(2 * pause_s, _LAST_PAUSE_S)

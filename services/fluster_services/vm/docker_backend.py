@@ -50,7 +50,7 @@ class DockerBackend(Fleet):
     "2" of the model that nvidia-smi tells, from its beginning on; that takes an engine with the NVIDIA container toolkit.
     `image` has to bring Python of this program's own minor version; Fluster is mounted.
 
-    On the machine's `network` a worker reaches the bus by the address that the cluster has. On any other it is told
+    On the machine's `network` a worker reaches the bus by the address that the cluster has. On any other it is given
     `cluster_url`, such as nats://172.17.0.1:4222, by which containers reach the bus.
 
     They run jobs of the `namespaces`, else of all that the cluster was started with, and have credentials for jobs of no other.

@@ -30,7 +30,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def setup_line(config: WorkerConfig) -> bytes:
-    """What the machine has to be told."""
+    """What the machine has to know."""
     return base64.b64encode(pickle.dumps(config)) + b"\n"
 
 

@@ -159,7 +159,7 @@ async def _run(program: Path, pid: int) -> tuple[bytes, str]:
 
 
 async def _bounded(stream: asyncio.StreamReader) -> bytes:
-    """All that comes; nothing if that is more than anybody wants."""
+    """All that comes; nothing if that is more than can be used."""
     found = bytearray()
     while data := await stream.read(1 << 16):
         found += data

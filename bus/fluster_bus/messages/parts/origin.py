@@ -20,7 +20,7 @@ SEARCH_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 class Origin(Message):
     """The machine, user, folder and search path of the submitter of a command.
 
-    A folder is told from another of the same path by its device and inode; without one the task's own folder is meant.
+    A folder is distinguished from another of the same path by its device and inode; without one the task's own folder is meant.
     """
 
     host: str

@@ -51,7 +51,7 @@ def why_not_added(known: NamespaceRecord, request: NamespaceAdd) -> str | None:
     """Why a request cannot have the namespace, which is there; None when it is the one that made it."""
     if known.state in (NamespaceState.DROPPING, NamespaceState.DELETING):
         if known.added_by == request.request_id:
-            return None  # it is being taken back, and then it is told why
+            return None  # it is being taken back, and then the reason is returned
         return f"namespace {known.name!r} is being dropped: add it again when it is gone (`fluster namespace ls`)"
     if known.added_by == request.request_id:
         return None
@@ -207,7 +207,7 @@ class NamespaceRequests:
         """{namespace: (jobs that wait, jobs that run)}."""
         pace, books = present_pace(), self._books
         counts: dict[Namespace, tuple[int, int]] = {}
-        for key in books.keys():  # noqa: SIM118 - it is no dict
+        for key in books.keys():  # noqa: SIM118 - it is not a dict
             await pace.step()
             entry = books.get(key)
             if entry is None or entry.job is None or entry.job.value.is_over:

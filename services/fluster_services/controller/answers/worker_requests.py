@@ -64,7 +64,7 @@ async def flush_job(bus: Bus, namespace: Namespace, job_id: JobId, tasks: Sequen
                 await bus.request(
                     subjects.worker_verb(worker_id, "flush"), request.to_json(), timeout_s=_FLUSH_TIMEOUT_S
                 )
-            except BusError as error:  # it is away, or of a version that does not know how: what is stored is told
+            except BusError as error:  # it is away, or of a version that does not know how: what is stored is used
                 log.info("the output of %s is not flushed at worker %s: %s", job_id, worker_id, error)
 
     flushes = [asyncio.create_task(flush(worker_id)) for worker_id in sorted(workers)]

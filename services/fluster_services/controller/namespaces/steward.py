@@ -1,7 +1,7 @@
 """Completes what was begun with namespaces: the leader makes their streams, ends their jobs, deletes their streams.
 
 What is to be done follows from the record alone, so nothing is lost when a leader is killed in the middle. What cannot be given
-room is taken back: its record goes to DELETING, as if it was dropped, and who asked for it is told why.
+room is taken back: its record goes to DELETING, as if it was dropped, and the reason is returned to the one who asked for it.
 """
 
 from __future__ import annotations

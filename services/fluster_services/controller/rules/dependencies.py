@@ -18,7 +18,7 @@ def next_record(job: JobRecord, known: Mapping[JobId, JobRecord], *, now: float)
     """The waiting job's record with what follows: released, or ended with the reason; None while it has to wait.
 
     `known` has the jobs that it names. One that is not there is over, and ended well enough: it was there when the job
-    was submitted, its record outlives it by days, and had it failed this job would have been told then.
+    was submitted, its record outlives it by days, and had it failed this job would have heard of it then.
     """
     if not job_lifecycle.awaits_others(job):
         return None

@@ -58,7 +58,7 @@ class Scheduler:
         return len(self._waiting)
 
     def add(self, place: Place, need: Capacity, *, now: float = 0.0) -> None:
-        """A task waits; it may be told again."""
+        """A task waits; this may be called again."""
         task = (place.job, place.task)
         known = self._waiting.get(task)
         if known is not None:
@@ -279,7 +279,7 @@ class Scheduler:
     # ---- gangs ------------------------------------------------------------------------------------------
 
     def add_gang(self, place: Place, need: Capacity, count: int) -> None:
-        """A gang waits; it may be told again, also when it was held and then released."""
+        """A gang waits; this may be called again, also when it was held and then released."""
         known = self.gangs.by_job.get(place.job)
         if known is not None and (known.place, known.need, known.count) == (place, need, count):
             if not known.is_held:

@@ -58,7 +58,7 @@ class _Tenant:
 
 
 class Shares:
-    """What is known of all namespaces; one that it was told nothing of has no quota, and the weight 1."""
+    """What is known of all namespaces; one that it has heard nothing of has no quota, and the weight 1."""
 
     def __init__(self) -> None:
         self._tenants: dict[Namespace, _Tenant] = {}

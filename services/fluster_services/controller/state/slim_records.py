@@ -1,7 +1,7 @@
 """Records without what a controller has no use for, so that many jobs fit into its memory.
 
 A pickled callable is needed by the worker alone, which reads the record itself; once the job has finished, nothing needs it, so
-its last record is written without it. In its place stands its hash, by which two requests can be told apart. What else may
+its last record is written without it. In its place stands its hash, by which two requests can be distinguished. What else may
 be large of a request (a long command, variables, fields of another version) stays on the bus, and is read there before the
 record is written again. The exceptions of finished jobs are read again when a client asks.
 """

@@ -1,6 +1,6 @@
 """Ends the jobs of programs that have ended.
 
-A program speaks through a helper process that sees its end, however it comes. So its end is told, and only silence of the
+A program speaks through a helper process that sees its end, however it comes. So its end is reported, and only silence of the
 helper itself, as when the machine is gone, lasts until the lease is over.
 """
 
@@ -79,7 +79,7 @@ class Owners:
         if request.ended:
             self._leases.on_end(owner)
             await self._end_jobs()
-            # A controller that leads later does not know of this end: so it is told again until all is recorded.
+            # A controller that leads later does not know of this end: so it is reported again until all is recorded.
             order = await places(self._bus)
             self._leases.on_order(owner, order.last)
             is_any_coming = self._leases.may_come(owner, settled=order.settled)
@@ -145,7 +145,7 @@ class OwnerLeases:
         self._most = most
         self._heard_at: dict[Owner, float] = {}
         self._count: Counter[Namespace] = Counter()  # of those
-        # {namespace: {owner: what was submitted last, by any program, when its end was told; None until that is known}}
+        # {namespace: {owner: what was submitted last, by any program, when its end was reported; None until that is known}}
         self._ended: dict[Namespace, OrderedDict[Owner, int | None]] = {}
 
     def expect(self, owner: Owner, *, now: float) -> None:

@@ -147,8 +147,8 @@ class Claims:
     ) -> Row[TaskRecord] | None:
         """The record as `decide` changes it, written; None when it no longer applies.
 
-        Does not give up while the bus is away: an end that happened must be told. What can never be stored is not tried
-        again: it is told as `briefly` has it, where that is given.
+        Does not give up while the bus is away: an end that happened must be recorded. What can never be stored is not tried
+        again: it is recorded as `briefly` has it, where that is given.
         """
         namespace = row.value.namespace
         current: Row[TaskRecord] | None = row

@@ -29,7 +29,7 @@ from fluster_services.worker.contract.runtime import Exited, Progressed, Running
 log = logging.getLogger(__name__)
 _faults = FaultLog(log)
 
-_MOMENT_S = 0.05  # shorter than anybody watches
+_MOMENT_S = 0.05  # shorter than a user notices
 
 
 class Follower:
@@ -90,7 +90,7 @@ class Follower:
         tell_running = asyncio.create_task(self._tell_running(row, is_over, started_at, _used_image(running)))
 
         async def speak() -> None:
-            """Before anybody can read what it says, its record says that it runs."""
+            """Before its output can be read, its record says that it runs."""
             if not is_over.done():
                 is_over.set_result(False)
             await asyncio.wait({tell_running})

@@ -54,7 +54,7 @@ class Launcher:
         return self.credentials_dir / f"{namespace}.json"
 
     def _visible(self, devices: Sequence[str]) -> dict[str, str]:
-        """How a task is told which devices are its own; one without any sees none."""
+        """The variables by which a task knows its devices; one without any sees none."""
         variable = VISIBLE_DEVICES.get(self.device_kind) if devices or not self.inherits_devices else None
         if self.in_containers:  # which has no others, and counts its own from 0
             devices = [str(number) for number in range(len(devices))]

@@ -90,7 +90,7 @@ class OfferResponder:
         await self._classes.cover(self.free)
 
     def free(self) -> Capacity:
-        """What may be offered: to tell of room before anybody listens for offers would have them made in vain."""
+        """What may be offered: to report room before the worker listens for offers would have them made in vain."""
         takes_work = self.is_open and not self._draining.is_asked and self._trouble() is None
         return self._ledger.free if takes_work else Capacity()
 

@@ -285,7 +285,7 @@ class ProgressPump:
         self._told.pop(key, None)
 
     async def repeat_forever(self) -> None:
-        """Pass on again what was told a while ago."""
+        """Pass on again what was reported a while ago."""
         while True:
             await asyncio.sleep(_AGAIN_AFTER_S / 4)
             now = time.monotonic()

@@ -316,7 +316,7 @@ class Starter:
 
     async def _interruptible(self, work: Coroutine[Any, Any, Result], key: str) -> Result | None:
         """What comes of `work`; None when it was given up: on the word of `stop`, or since this worker leaves."""
-        if self._is_handing_back:  # whatever was there when that began was told; this was not
+        if self._is_handing_back:  # whatever was there when that began got the request; this did not
             work.close()
             return None
         preparing = self._preparing[key] = asyncio.create_task(work)

@@ -61,7 +61,7 @@ class LogPosition:
     begins anew.
 
     What comes live is also in the engine's log, which can be read again from its beginning. But an engine that ends may have told
-    lines that it had not logged yet: so the log goes on after what both have, which is not always what was told.
+    lines that it had not logged yet: so the log goes on after what both have, which is not always what was read.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class LogPosition:
             self._expected = self._expected[both:]
             return data[both:]
         same = next(index for index in range(both) if self._expected[index] != data[index])
-        # The rest of the tail was told and never logged. The log has whole lines, so what follows begins with one.
+        # The rest of the tail was read and never logged. The log has whole lines, so what follows begins with one.
         matched = bytes(self._tail[: len(self._tail) - len(self._expected) + same])
         line = matched.rfind(b"\n") + 1
         if line == 0 and self._end > len(self._tail):  # it began before the tail

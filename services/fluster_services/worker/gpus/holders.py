@@ -1,6 +1,6 @@
 """Who held the lock of a GPU last, and whether that holder is proved to be gone.
 
-Decided apart from looking: `why_not_gone` is told what was found.
+Decided apart from looking: `why_not_gone` is given what was found.
 """
 
 from __future__ import annotations

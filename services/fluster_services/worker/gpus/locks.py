@@ -95,7 +95,7 @@ class GpuLock:
             self._fd = -1
 
     def is_held(self) -> bool:
-        """Whether somebody holds it at this moment."""
+        """Whether it is held at this moment."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -119,7 +119,7 @@ class GpuLock:
                 continue
             if _is_at(self.path, self._fd):
                 break
-            os.close(self._fd)  # the file was removed, and whoever came next has made another
+            os.close(self._fd)  # the file was removed, and another process has made a new one
             self._fd = _opened(self.path)
         if self.note() not in {"", gone}:
             fcntl.flock(self._fd, fcntl.LOCK_UN)

@@ -1,4 +1,4 @@
-"""GPUs as NVIDIA's library (NVML) tells of them. Its calls may block for ever: a process of its own makes them, see helper.py."""
+"""GPUs as NVIDIA's library (NVML) reports them. Its calls may block for ever: a process of its own makes them, see helper.py."""
 
 from __future__ import annotations
 

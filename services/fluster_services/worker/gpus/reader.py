@@ -34,7 +34,7 @@ class GpuReader:
         self._turn = asyncio.Lock()
 
     async def read(self) -> GpuInventory:
-        """All GPUs. What cannot be read is told in the inventory's `trouble` and in each GPU's `fault`; nothing is raised."""
+        """All GPUs. What cannot be read is reported in the inventory's `trouble` and in each GPU's `fault`; nothing is raised."""
         async with self._turn:
             return await self._read()
 
@@ -152,7 +152,7 @@ class GpuReader:
         return replace(inventory, trouble=f"nvidia-smi: exit code {status}: {said}") if status else inventory
 
     async def _printed(self, command: tuple[str, ...]) -> tuple[int, str]:
-        """Its exit code, and what it printed. Raises OSError or TimeoutError, with what is to be told."""
+        """Its exit code, and what it printed. Raises OSError or TimeoutError, with the text for the log."""
         self._stuck = [each for each in self._stuck if each.returncode is None]
         if len(self._stuck) >= _MOST_STUCK:
             raise OSError("runs of nvidia-smi hang in NVIDIA's driver and cannot be ended: restart the machine")

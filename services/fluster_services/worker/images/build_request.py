@@ -89,7 +89,7 @@ async def _give_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def _send(http: h11.Connection, writer: asyncio.StreamWriter, context: IO[bytes]) -> None:
-    """Send it; that it did not arrive is told by the answer, or by there being none."""
+    """Send it; that it did not arrive is shown by the answer, or by there being none."""
     from h11 import Data, EndOfMessage, LocalProtocolError
 
     try:

@@ -84,7 +84,7 @@ def run(*command: str) -> None:
 
 
 def variables() -> dict[str, str]:
-    """What pip and uv are told by their environment."""
+    """What pip and uv read in their environment."""
     given: dict[str, str] = json.loads(Path(HERE, "settings.json").read_text(encoding="utf-8"))
     if Path(HERE, "ca.pem").exists():
         given.update(dict.fromkeys(("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), trusted()))

@@ -36,7 +36,7 @@ class HeldGpus:
             engine=spec.container.engine if spec.container is not None else "",
         )
         try:
-            for path, gone in sorted(spec.gpu_locks.items()):  # in one order, whoever takes several
+            for path, gone in sorted(spec.gpu_locks.items()):  # in one order for all that take several
                 self._take(GpuLock(Path(path)), gone)
         except BaseException:
             self.release()
@@ -75,7 +75,7 @@ class HeldGpus:
         self.leave()
 
     def leave(self) -> None:
-        """Let go of them without a word: whoever takes them next proves that nothing of the task is left."""
+        """Let go of them without a word: their next holder proves that nothing of the task is left."""
         for lock in self._locks:
             lock.close()
         self._locks.clear()

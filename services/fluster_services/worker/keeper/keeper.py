@@ -67,7 +67,7 @@ _MAX_ATTEMPTS = 200  # then it goes, with whatever has piled up in it
 
 
 def run_keeper(spec: LaunchSpec, listener: socket.socket, directory: Path, *, owner_fd: int | None, umask: int) -> None:
-    """Be the keeper of the attempt in `directory`, which is the working directory, until nobody needs it any more.
+    """Be the keeper of the attempt in `directory`, which is the working directory, until it is not needed any longer.
 
     To be called in a freshly forked process with all signals blocked.
     """
@@ -185,14 +185,16 @@ class _Keeper:
             fences_at.append(self._spec.fence_at)
         if fences_at:
             self._fence.set(min(fences_at), grace_s=self._spec.kill_grace_s)
-        is_too_late = bool(fences_at) and min(fences_at) <= now  # whoever started it was stopped on the way here
+        is_too_late = (
+            bool(fences_at) and min(fences_at) <= now
+        )  # the process that started it was stopped on the way here
         if is_too_late:
             self._reason, self._kill_reason = "fenced", "the lease was over before it began"
         if self._spec.timeout_s is not None:
             self._timers.set("timeout", time.monotonic() + self._spec.timeout_s, self._on_timeout)
         self._started_at = time.time()
         started_since_boot_s = fence_clock()
-        with suppress(OSError):  # a full disk is told of below
+        with suppress(OSError):  # a full disk is reported below
             note_beginning()
         try:
             self._start = start_task(
@@ -406,7 +408,7 @@ class _Keeper:
     def _write_record(self, record: ExitRecord) -> None:
         try:
             append_json(KEEPER_FILE, {"exited": to_json(record)})
-        except OSError as error:  # a full disk: the connected worker is told anyhow
+        except OSError as error:  # a full disk: the connected worker hears of it anyhow
             self._complain(f"the record of its end cannot be written: {error}")
             self._timers.set("record", time.monotonic() + _RECORD_RETRY_S, lambda: self._write_record(record))
 

@@ -54,7 +54,7 @@ def start_template(environment: Mapping[str, str] | None = None, *, owner_fd: in
     """Fork the template and return the worker's end of it.
 
     To be called early in a worker's main, before any thread or event loop is started and before secrets are read: a callable task
-    runs in a copy of this process, which has imported what tasks shall have. Tasks have `environment`, by default a few variables of
+    runs in a copy of this process, which has imported what tasks are to have. Tasks have `environment`, by default a few variables of
     this process's own. `owner_fd` is the read end of a pipe whose
     other end belongs to the cluster's owner; at its end of file keepers kill their tasks, delete what they wrote, and go.
     Raises RuntimeError if threads are running.
@@ -132,7 +132,7 @@ class TemplateHandle:
         self._socket.close()
         try:
             os.waitpid(self.pid, 0)
-        except ChildProcessError:  # somebody else waits for all children of this process
+        except ChildProcessError:  # another thread waits for all children of this process
             return
 
     def is_alive(self) -> bool:

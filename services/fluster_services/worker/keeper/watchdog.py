@@ -202,7 +202,7 @@ class Watchdog:
         for directory, (attempt, give_up_at) in list(self._ending.items()):
             try:
                 is_left = bool(kill_leftovers(directory, attempt.spec))
-            except OSError:  # the directory went: whoever removed it has seen the end
+            except OSError:  # the directory went: the process that removed it has seen the end
                 is_left = False
             if not is_left or time.monotonic() > give_up_at:
                 del self._ending[directory]

@@ -75,7 +75,7 @@ class WorkerLink:
         self._start_anew()
 
     def go_idle(self) -> None:
-        """Let nobody connect any more; the worker that is connected hears that it may give another attempt."""
+        """Let no other worker connect; the worker that is connected hears that it may give another attempt."""
         if self._listener is not None:
             self._selector.unregister(self._listener.fileno())
             self._listener.close()
@@ -167,7 +167,7 @@ class WorkerLink:
                 self._obey(json.loads(line))
             except (ValueError, TypeError) as error:
                 sys.stderr.write(f"the worker sent {line[:200]!r}: {error}\n")
-                data = b""  # whoever sends that is no worker of ours
+                data = b""  # the sender of that is not a worker of ours
         if not data or len(self._received) > _MAX_MESSAGE_BYTES:
             self._disconnect()
 

@@ -30,7 +30,7 @@ def kill_descendants() -> None:
 class Killing:
     """The end of the task whose main process is `task_pid`, by force.
 
-    When that only attends a container, it is told to end that by force: killed itself, it could not.
+    When that only attends a container, it is asked to end that by force: killed itself, it could not.
     """
 
     def __init__(

@@ -202,7 +202,7 @@ def oom_kill_count() -> int | None:
 def leftovers(task_pid: int, task_started_s: float, environment_mark: str) -> list[int]:
     """Return the living processes of a task whose keeper is dead; `task_started_s` is in seconds since boot.
 
-    They are told by the task's session, or by `environment_mark` ("NAME=value") in the environment they were executed with.
+    They are recognized by the task's session, or by `environment_mark` ("NAME=value") in the environment they were executed with.
     """
     if not _IS_LINUX:
         return []

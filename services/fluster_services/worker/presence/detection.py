@@ -147,7 +147,7 @@ def describe_node(state_dir: Path, gpus: GpuInventory | None = None) -> NodeInfo
     inventory = gpus if gpus is not None else GpuInventory()
     try:
         disk = shutil.disk_usage(state_dir).total
-    except OSError:  # it is told by others that the folder cannot be used
+    except OSError:  # others report that the folder cannot be used
         disk = 0
     return NodeInfo(
         machine=boot_id() or "",

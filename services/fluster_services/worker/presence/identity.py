@@ -149,7 +149,7 @@ class _Seen(NamedTuple):
 
 
 def of_job(found: BusAddress) -> Namespace | None:
-    """The namespace whose jobs these credentials are of; None for those of anybody else. Raises CredentialsError."""
+    """The namespace whose jobs these credentials are of; None for those of other users. Raises CredentialsError."""
     if found.token is not None:
         is_job = read_user_token(found.token).tagged("role") == (Role.JOB,)
         return Namespace(found.namespaces[0]) if is_job and len(found.namespaces) == 1 else None

@@ -72,7 +72,7 @@ class Wellness:
         self._well: DiskUse | None = None  # when the worker was last seen well
         self._measure_at = 0.0  # not earlier, while it is well
         self._blame_at = 0.0  # not earlier, while it is not
-        self._blamed: dict[str, str] = {}  # {attempt that filled the disk: how that is told}
+        self._blamed: dict[str, str] = {}  # {attempt that filled the disk: how that is reported}
         self._looking = asyncio.Lock()
         self._again = asyncio.Event()
         self._survivors = Survivors()

@@ -323,7 +323,7 @@ class ProcessTask:
                 return pids
             await asyncio.sleep(
                 _LEFTOVERS_INTERVAL_S
-            )  # they are no children of ours: their end is not reported to this process
+            )  # they are not our children: their end is not reported to this process
         return []
 
     async def _disconnect(self) -> None:

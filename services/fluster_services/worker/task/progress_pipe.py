@@ -61,7 +61,7 @@ def _tell(line: bytes, pipe: Path) -> None:
 
 
 class PipeWords:
-    """What was told through one pipe, by the name of the file in which it should have been."""
+    """What was reported through one pipe, by the name of the file in which it should have been."""
 
     def __init__(self) -> None:
         self._words: dict[str, dict[str, Any]] = {}
@@ -81,7 +81,7 @@ class PipeWords:
             self._words.update({name: word for name, word in told.items() if isinstance(word, dict)})
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """What should have been in the file of that name; None when nothing was told."""
+        """What should have been in the file of that name; None when nothing was reported."""
         return self._words.get(name)
 
 

@@ -27,7 +27,7 @@ _MAX_DRAIN_BYTES = 4 * 1024 * 1024
 class ReadablePipes(Protocol):
     """Pipes of which a selector says that some can be read; `take` says which, in the order in which they became so.
 
-    That is all that two pipes tell of the order of writes to both.
+    That is all that two pipes show of the order of writes to both.
     """
 
     def add(self, fd: int) -> None:

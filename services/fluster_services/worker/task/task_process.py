@@ -79,7 +79,7 @@ def run_task(
     try:
         os.setsid()
         die_with_parent(signal.SIGKILL)
-        if os.getppid() != keeper_pid:  # it died before the kernel was told
+        if os.getppid() != keeper_pid:  # it died before the kernel knew
             os._exit(1)
         set_process_name("fluster-task")
         _take_limits(spec, faults_fd)
