@@ -35,9 +35,12 @@ class VMStatus(StrEnum):
     """How far a VM is."""
 
     BOOTING = "booting"
-    READY = "ready"  # its worker has registered on the bus
-    STOPPED = "stopped"  # its worker has drained and left
-    FAILED = "failed"  # it did not come up, or died
+    READY = "ready"
+    """Its worker has registered on the bus."""
+    STOPPED = "stopped"
+    """Its worker has drained and left."""
+    FAILED = "failed"
+    """It did not come up, or died."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,28 +49,40 @@ class VMInfo:
 
     vm_id: WorkerId
     status: VMStatus
-    resources: Capacity  # what its worker offers
-    exit_code: int | None = None  # once it is over and that is known; 128 + n is signal n
-    message: str = ""  # why it failed, with its last words
+    resources: Capacity
+    """What its worker offers."""
+    exit_code: int | None = None
+    """The exit code once it is over, where it is known; 128 + n is signal n."""
+    message: str = ""
+    """Why it failed, with the last lines of its output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterToJoin:
     """What a backend has to know about the cluster whose workers its VMs run."""
 
-    bus: Bus  # with the role "service": by it a backend sees who has registered
-    address: BusAddress  # for the workers, whose role it has
-    job_credentials: Mapping[Namespace, BusAddress]  # of the namespaces that VMs may serve
-    state_dir: Path  # on this machine, for what a backend keeps here
+    bus: Bus
+    """A connection with the role "service": by it a backend sees which workers have registered."""
+    address: BusAddress
+    """Where the workers connect, with their role."""
+    job_credentials: Mapping[Namespace, BusAddress]
+    """Credentials for jobs, of the namespaces that VMs may serve."""
+    state_dir: Path
+    """A folder on this machine, for what a backend keeps here."""
     timing: Timing = field(default_factory=Timing)
     limits: WorkerLimits = field(default_factory=WorkerLimits)
-    drain_timeout_s: float = 60.0  # of the workers after SIGTERM, before what still runs is handed back
-    build_timeout_s: float = 1_800.0  # for the environment of a job
-    working_dir: Path | None = None  # of tasks, where VMs see the folders of this machine
-    python_path: tuple[str, ...] = ()  # the same
-    # {VM: ids of those of this machine's GPUs that are its own}, for backends whose VMs are on this machine
+    drain_timeout_s: float = 60.0
+    """How long a worker drains after SIGTERM, before what still runs is handed back."""
+    build_timeout_s: float = 1_800.0
+    """How long the environment of a job may take to build."""
+    working_dir: Path | None = None
+    """The working directory of tasks, where VMs see the folders of this machine."""
+    python_path: tuple[str, ...] = ()
+    """Folders that are added to the import path of tasks, where VMs see the folders of this machine."""
     device_ids: Mapping[WorkerId, tuple[str, ...]] = field(default_factory=dict)
-    log_dir: Path | None = None  # where the output of each VM goes: <id>.log
+    """The ids of this machine's GPUs that each VM has, for backends whose VMs are on this machine."""
+    log_dir: Path | None = None
+    """Where the output of each VM goes: `<id>.log`."""
 
 
 class VMBackend(Protocol):

@@ -91,11 +91,11 @@ class NamespaceRequests:
 
     async def serve(self, bus: Bus, requests: Requests) -> None:
         """Answer on that connection from now on, in turn with other requests."""
-        line = requests.line(lambda _subject: _LINE)
-        await bus.serve(subjects.namespaces_verb("add"), NamespaceAdd, self._add, entrance=line)
-        await bus.serve(subjects.namespaces_verb("set"), NamespaceSet, self._set, entrance=line)
-        await bus.serve(subjects.namespaces_verb("drop"), NamespaceDrop, self._drop, entrance=line)
-        await bus.serve(subjects.namespaces_verb("list"), Done, self._list, entrance=line)
+        entrance = requests.entrance(lambda _subject: _LINE)
+        await bus.serve(subjects.namespaces_verb("add"), NamespaceAdd, self._add, entrance=entrance)
+        await bus.serve(subjects.namespaces_verb("set"), NamespaceSet, self._set, entrance=entrance)
+        await bus.serve(subjects.namespaces_verb("drop"), NamespaceDrop, self._drop, entrance=entrance)
+        await bus.serve(subjects.namespaces_verb("list"), Done, self._list, entrance=entrance)
 
     async def _add(self, request: NamespaceAdd, _asked: str) -> NamespaceChange:
         await self._seat.wait_sure()

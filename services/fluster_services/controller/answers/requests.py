@@ -56,11 +56,11 @@ class Requests:
         self._wake = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
         # The entrance for requests of namespaces, each of which waits in the line of its own.
-        self.of_namespaces = Line(self, subjects.namespace_of, max_bytes=_MAX_REQUEST_BYTES)
+        self.of_namespaces = Entrance(self, subjects.namespace_of, max_bytes=_MAX_REQUEST_BYTES)
 
-    def line(self, name: Callable[[str], str]) -> Line:
+    def entrance(self, name: Callable[[str], str]) -> Entrance:
         """An entrance for requests of no namespace; `name(subject)` is that of the line in which they wait, and has a blank."""
-        return Line(self, name, max_bytes=_MAX_LINE_REQUEST_BYTES)
+        return Entrance(self, name, max_bytes=_MAX_LINE_REQUEST_BYTES)
 
     def put(
         self,
@@ -122,7 +122,7 @@ class Requests:
             self._wake.set()
 
 
-class Line:
+class Entrance:
     """An entrance for requests of one kind, which wait in the line that their subject names."""
 
     def __init__(self, requests: Requests, name: Callable[[str], str], *, max_bytes: int) -> None:

@@ -126,8 +126,8 @@ class ControllerService:
         await self._serve(subjects.endpoints_verb(every, "lookup"), EndpointQuery, endpoints.lookup)
         await self._serve(subjects.endpoints_verb(every, "list"), EndpointQuery, endpoints.lookup)
         # Joining is the cluster's own, and of no namespace.
-        line = self._requests.line(join_line)
-        await self._bus.serve(subjects.join(every), JoinRequest, self._joining.answer, entrance=line)
+        entrance = self._requests.entrance(join_line)
+        await self._bus.serve(subjects.join(every), JoinRequest, self._joining.answer, entrance=entrance)
         await self._operators.serve(self._bus, self._requests)
         await self._announce()
 
