@@ -32,9 +32,9 @@ from fluster.actors.protocol.members import (
 )
 from fluster.actors.results.loop_calls import StoredPayloads
 from fluster.actors.server.actor_lane import ActorLane
+from fluster.actors.server.delivery_order import DeliveryOrder
 from fluster.actors.server.durable import DurableActor
 from fluster.actors.server.hosted import HostedActor
-from fluster.actors.server.intake import Intake
 from fluster.actors.server.outbox import Outbox
 from fluster.actors.server.producer import Producer
 from fluster.actors.server.seats import Seat
@@ -193,11 +193,11 @@ class Host:
             await lane.subscribe(accept, (to_any, _POOL_QUEUE), (to_one, ""), (to_all, ""))
         else:
             served.actor.start()
-            intake = Intake(accept, self._loop)
+            in_order = DeliveryOrder(accept, self._loop)
             served.subscriptions += [
-                await self._bus.subscribe(to_any, intake.on_call, queue=_POOL_QUEUE),
-                await self._bus.subscribe(to_one, intake.on_call),
-                await self._bus.subscribe(to_all, intake.on_broadcast),
+                await self._bus.subscribe(to_any, in_order.on_call, queue=_POOL_QUEUE),
+                await self._bus.subscribe(to_one, in_order.on_call),
+                await self._bus.subscribe(to_all, in_order.on_broadcast),
             ]
         if actor.durable is not None:
             served.subscriptions.append(await actor.durable.listen())

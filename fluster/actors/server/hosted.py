@@ -28,7 +28,7 @@ from fluster.actors.server.durable import DurableActor
 from fluster.actors.server.mailbox import ConcurrencyGroup, Mailbox
 from fluster.actors.server.outbox import ReplySink
 from fluster.actors.server.producer import Items, Producer
-from fluster.actors.server.replies import Job, Replies
+from fluster.actors.server.replies import ActorCall, Replies
 from fluster.actors.server.seats import Seat
 from fluster.actors.server.streams import Streams
 from fluster.actors.server.supervision import Functions, Supervisor, outcome_of
@@ -49,7 +49,7 @@ _NO_ARGUMENTS = codec.encode(((), {}))
 _FRAME_OVERHEAD = 4096  # of a reply around its payload, amply
 
 
-_Group = ConcurrencyGroup[Job | Producer]
+_Group = ConcurrencyGroup[ActorCall | Producer]
 
 
 class HostedActor:
@@ -165,11 +165,11 @@ class HostedActor:
         try:
             calls = frames.decode_calls(data)
         except InvalidMessageError as error:
-            self._replies.send_failure(Job(reply, 0, "", None, b""), error)
+            self._replies.send_failure(ActorCall(reply, 0, "", None, b""), error)
             return
         for index, (method, deadline, payload, *trace) in enumerate(calls):
             held = payload if payload[:1] == codec.PICKLE else payloads.held(payload)
-            self._admit(Job(reply, index, method, deadline, held, False, None, trace[0] if trace else None))
+            self._admit(ActorCall(reply, index, method, deadline, held, False, None, trace[0] if trace else None))
 
     def accept_unstored(self, delivery: Delivery) -> None:
         """For a durable actor: take no calls but pings of a message that did not come out of its stream."""
@@ -188,50 +188,52 @@ class HostedActor:
         except InvalidMessageError as unreadable:
             error, count = unreadable, 1
         for index in range(count):
-            self._replies.send_failure(Job(delivery.reply, index, "", None, b"", is_json=is_json), error)
+            self._replies.send_failure(ActorCall(delivery.reply, index, "", None, b"", is_json=is_json), error)
 
     def _accept_json(self, delivery: Delivery) -> None:
         method = subjects.last_token(delivery.subject)
-        job = Job(delivery.reply, 0, method, None, delivery.data, is_json=True, trace=json_frames.trace_of(delivery))
+        call = ActorCall(
+            delivery.reply, 0, method, None, delivery.data, is_json=True, trace=json_frames.trace_of(delivery)
+        )
         try:
             if codec.is_pickle(delivery.data):
                 raise InvalidMessageError(f"{self.context.actor_name} takes JSON only: nothing here is unpickled")
-            self._admit(dataclasses.replace(job, deadline=json_frames.deadline_of(delivery)))
+            self._admit(dataclasses.replace(call, deadline=json_frames.deadline_of(delivery)))
         except InvalidMessageError as error:
-            self._replies.send_failure(job, error)
+            self._replies.send_failure(call, error)
 
-    def _admit(self, job: Job) -> None:
-        if job.method in self._cancellable:
-            job = self._made_cancellable(job)
+    def _admit(self, call: ActorCall) -> None:
+        if call.method in self._cancellable:
+            call = self._made_cancellable(call)
         if self.supervisor.given_up is not None:
-            self._reject(job, self.supervisor.given_up, RETRY)
-        elif (group := self._group_of.get(job.method)) is None:
-            if job.method in self._notices:
-                self._on_notice(job)
+            self._reject(call, self.supervisor.given_up, RETRY)
+        elif (group := self._group_of.get(call.method)) is None:
+            if call.method in self._notices:
+                self._on_notice(call)
                 return
             self._replies.send_failure(
-                job, AttributeError(f"{self.kind} has no method {job.method!r}{near(job.method, self.methods)}")
+                call, AttributeError(f"{self.kind} has no method {call.method!r}{near(call.method, self.methods)}")
             )
-        elif not (mailbox := group.mailbox).put(job, len(job.payload), (job.reply, job.index) if job.reply else None):
+        elif not (box := group.mailbox).put(call, len(call.payload), (call.reply, call.index) if call.reply else None):
             text = (
-                f"{self.context.actor_name} has {len(mailbox):,} calls waiting: "
+                f"{self.context.actor_name} has {len(box):,} calls waiting: "
                 "send less at a time, or add members to its pool"
             )
-            self._reject(job, MailboxFullError(text), FULL)
+            self._reject(call, MailboxFullError(text), FULL)
 
-    def _reject(self, job: Job, error: Exception, advice: str) -> None:
+    def _reject(self, call: ActorCall, error: Exception, advice: str) -> None:
         """Tell the caller that its call was not run; one that is stored is left as it is."""
-        self._forget(job)
-        if self.durable is None or not self.durable.on_not_run(job.reply):
-            self._replies.send_failure(job, error, advice=advice)
+        self._forget(call)
+        if self.durable is None or not self.durable.on_not_run(call.reply):
+            self._replies.send_failure(call, error, advice=advice)
 
-    def _made_cancellable(self, job: Job) -> Job:
+    def _made_cancellable(self, call: ActorCall) -> ActorCall:
         cancellation = Cancellation()
-        if job.reply:  # else it has no name by which it could be cancelled
-            self._cancellations[job.reply, job.index] = cancellation
-        return dataclasses.replace(job, cancellation=cancellation)
+        if call.reply:  # else it has no name by which it could be cancelled
+            self._cancellations[call.reply, call.index] = cancellation
+        return dataclasses.replace(call, cancellation=cancellation)
 
-    def _on_notice(self, message: Job) -> None:
+    def _on_notice(self, message: ActorCall) -> None:
         try:
             self._notices[message.method](message.reply, message.payload)
         except InvalidMessageError as error:
@@ -245,21 +247,21 @@ class HostedActor:
                 if cancellation is not None:
                     cancellation.cancel()
 
-    def _remove(self, mailbox: Mailbox[Job | Producer], key: tuple[str, int]) -> bool:
+    def _remove(self, mailbox: Mailbox[ActorCall | Producer], key: tuple[str, int]) -> bool:
         """Take a call that waits out of its mailbox."""
-        job = mailbox.remove(key)
-        if not isinstance(job, Job):
+        call = mailbox.remove(key)
+        if not isinstance(call, ActorCall):
             return False
-        self._forget(job)
-        self._replies.send_cancelled(job)
-        mailbox.done(len(job.payload))
+        self._forget(call)
+        self._replies.send_cancelled(call)
+        mailbox.done(len(call.payload))
         return True
 
     def _put_run(self, timer: Timer) -> bool:
         if self.supervisor.given_up is not None:
             return False
-        job = Job("", 0, timer.key, None, _NO_ARGUMENTS, timer=timer)
-        return self._groups[timer.info.concurrency_group].mailbox.put(job, len(_NO_ARGUMENTS))
+        call = ActorCall("", 0, timer.key, None, _NO_ARGUMENTS, timer=timer)
+        return self._groups[timer.info.concurrency_group].mailbox.put(call, len(_NO_ARGUMENTS))
 
     async def drain(self, timeout_s: float) -> None:
         """Finish what is in the mailbox, then end the threads. After `timeout_s` what waits is answered with the error that it was not run."""
@@ -274,13 +276,13 @@ class HostedActor:
         error = self.supervisor.given_up or NotRunError(
             f"{self.context.actor_name} was shut down; the call was not run"
         )
-        for job in [job for group in self._groups.values() for job in group.close()]:
-            if isinstance(job, Producer):
+        for call in [call for group in self._groups.values() for call in group.close()]:
+            if isinstance(call, Producer):
                 continue  # it runs, and is left without an answer as others that do
-            if job.timer is not None:
-                job.timer.on_done()
+            if call.timer is not None:
+                call.timer.on_done()
             else:
-                self._reject(job, error, RETRY)
+                self._reject(call, error, RETRY)
 
     def wait_timers(self, timeout_s: float) -> None:
         """Return when no run of a timer waits or is under way. Raises TimeoutError."""
@@ -290,18 +292,18 @@ class HostedActor:
 
     # ---- on the actor's threads -------------------------------------------------------------------------
 
-    def _handle(self, job: Job | Producer, group: _Group) -> None:
+    def _handle(self, call: ActorCall | Producer, group: _Group) -> None:
         """Run it, seen by those who watch."""
-        if isinstance(job, Producer):
-            self._go_on(job, group)
+        if isinstance(call, Producer):
+            self._go_on(call, group)
             return
         if LogContext.in_use:
-            set_running(RunningCall(str(self.context.actor_name), job.method, job.reply, job.index))
-        if job.trace is None:
-            self._run(job, group)
+            set_running(RunningCall(str(self.context.actor_name), call.method, call.reply, call.index))
+        if call.trace is None:
+            self._run(call, group)
         else:
-            with serving(str(self.context.actor_name), job.method, job.trace) as span:
-                self._run(dataclasses.replace(job, span=span), group)
+            with serving(str(self.context.actor_name), call.method, call.trace) as span:
+                self._run(dataclasses.replace(call, span=span), group)
 
     def _go_on(self, producer: Producer, group: _Group) -> None:
         if LogContext.in_use:
@@ -310,45 +312,45 @@ class HostedActor:
             replacing.wait()
         self.streams.run_burst(producer, group)
 
-    def _run(self, job: Job, group: _Group) -> None:
+    def _run(self, call: ActorCall, group: _Group) -> None:
         started_ns = time.perf_counter_ns()
         supervisor = self.supervisor
         if (replacing := supervisor.replacing) is not None:
             replacing.wait()
         refusal = supervisor.given_up or (self.seat.fence() if self.seat is not None else None)
         if refusal is not None:
-            self._reject(job, refusal, RETRY)
-            self._leave(job, group, refusal)
+            self._reject(call, refusal, RETRY)
+            self._leave(call, group, refusal)
             return
         functions = supervisor.functions
         try:
-            if job.deadline is not None and frames.seconds_between(job.deadline, self._clock.now()) >= 0:
-                raise ActorTimeoutError(f"{self.context.actor_name}.{job.method} arrived too late; it was not run")
-            payload = job.payload
+            if call.deadline is not None and frames.seconds_between(call.deadline, self._clock.now()) >= 0:
+                raise ActorTimeoutError(f"{self.context.actor_name}.{call.method} arrived too late; it was not run")
+            payload = call.payload
             # Most have them with them.
-            args, kwargs = pickle.loads(payload) if payload[:1] == codec.PICKLE else self._arguments(job)
+            args, kwargs = pickle.loads(payload) if payload[:1] == codec.PICKLE else self._arguments(call)
             if Ref.in_use:
                 args, kwargs = resolved(args, kwargs, self.context.cluster)
-            info = self._infos.get(job.method)
+            info = self._infos.get(call.method)
             if info is not None and info.takes_context:
-                args = (self._context_of(job), *args)
-            result = functions[job.method](*args, **kwargs) if info is not None else True  # a ping
+                args = (self._context_of(call), *args)
+            result = functions[call.method](*args, **kwargs) if info is not None else True  # a ping
         except BaseException as error:
-            self._finish_failed(job, group, started_ns, functions, error)
+            self._finish_failed(call, group, started_ns, functions, error)
             return
         if info is not None and info.window is not None and isinstance(result, Generator | AsyncGenerator):
-            self._open_stream(job, group, info.window, result, functions)
+            self._open_stream(call, group, info.window, result, functions)
             return
         if not isinstance(result, CoroutineType):
-            self._finish(job, group, started_ns, result, None)
+            self._finish(call, group, started_ns, result, None)
             return
-        running = asyncio.run_coroutine_threadsafe(outcome_of(result, job.cancellation), self._actor_loop())
+        running = asyncio.run_coroutine_threadsafe(outcome_of(result, call.cancellation), self._actor_loop())
 
         def finish(value: Any, error: BaseException | None) -> None:
             if error is None:
-                self._finish(job, group, started_ns, value, None)
+                self._finish(call, group, started_ns, value, None)
             else:
-                self._finish_failed(job, group, started_ns, functions, error)
+                self._finish_failed(call, group, started_ns, functions, error)
 
         if group.frees_its_thread:
             running.add_done_callback(lambda done: finish(*done.result()))
@@ -356,39 +358,39 @@ class HostedActor:
             finish(*running.result())
 
     def _finish_failed(
-        self, job: Job, group: _Group, started_ns: int, functions: Functions, error: BaseException
+        self, call: ActorCall, group: _Group, started_ns: int, functions: Functions, error: BaseException
     ) -> None:
         replace_instance = self.supervisor.on_error(functions, error)
-        self._finish(job, group, started_ns, None, error)
+        self._finish(call, group, started_ns, None, error)
         if replace_instance is not None:
             replace_instance()
 
-    def _open_stream(self, job: Job, group: _Group, window: Window, items: Items, functions: Functions) -> None:
-        if job.is_json or not job.reply:
+    def _open_stream(self, call: ActorCall, group: _Group, window: Window, items: Items, functions: Functions) -> None:
+        if call.is_json or not call.reply:
             why = (
                 "an actor that takes JSON only has no streams: return a list"
                 if self.takes_json_only
                 else "only Fluster's own callers can read it, as they tell how far they have come"
             )
-            text = f"{self.context.actor_name}.{job.method} is a generator: {why}"
-            self._finish(job, group, time.perf_counter_ns(), None, TypeError(text))
+            text = f"{self.context.actor_name}.{call.method} is a generator: {why}"
+            self._finish(call, group, time.perf_counter_ns(), None, TypeError(text))
             return
 
         def end(producer: Producer) -> None:
             started_ns = time.perf_counter_ns() - producer.processing_ns
             if producer.error is not None:
-                self._finish_failed(job, group, started_ns, functions, producer.error)
+                self._finish_failed(call, group, started_ns, functions, producer.error)
             else:
-                self._finish(job, group, started_ns, None, None)  # a result without content is the end
+                self._finish(call, group, started_ns, None, None)  # a result without content is the end
 
-        self.streams.open(job, group, window, items, end)
+        self.streams.open(call, group, window, items, end)
 
-    def _arguments(self, job: Job) -> tuple[Sequence[Any], dict[str, Any]]:
-        if not job.is_json:
-            payload = job.payload
+    def _arguments(self, call: ActorCall) -> tuple[Sequence[Any], dict[str, Any]]:
+        if not call.is_json:
+            payload = call.payload
             return payloads.decode(self._stored.fetch(payload).result() if payloads.is_stored(payload) else payload)  # type: ignore[no-any-return]
-        args, kwargs = codec.decode_json_call(job.payload)
-        method = self._json_methods.get(job.method)
+        args, kwargs = codec.decode_json_call(call.payload)
+        method = self._json_methods.get(call.method)
         return (args, kwargs) if method is None else method.arguments(args, kwargs)
 
     def describe(self, method: str) -> Mapping[str, str]:
@@ -397,50 +399,51 @@ class HostedActor:
 
     @functools.cached_property
     def _json_methods(self) -> Mapping[str, JsonMethod]:
-        functions = self.supervisor.functions
-        return {
-            name: JsonMethod(functions[name], takes_context=info.takes_context) for name, info in self.methods.items()
-        }
+        bound = self.supervisor.functions
+        return {name: JsonMethod(bound[name], takes_context=info.takes_context) for name, info in self.methods.items()}
 
-    def _context_of(self, job: Job) -> ActorContext:
-        is_stream = self._infos[job.method].window is not None  # whose deadline is only for its beginning
-        left_s = None if job.deadline is None or is_stream else frames.seconds_between(self._clock.now(), job.deadline)
-        deadline = None if left_s is None else time.monotonic() + left_s
+    def _context_of(self, call: ActorCall) -> ActorContext:
+        is_stream = self._infos[call.method].window is not None  # whose deadline is only for its beginning
+        deadline = None
+        if call.deadline is not None and not is_stream:
+            deadline = time.monotonic() + frames.seconds_between(self._clock.now(), call.deadline)
         return dataclasses.replace(
-            self.context, method=job.method, deadline=deadline, _cancellation=job.cancellation, _reply=job.reply
+            self.context, method=call.method, deadline=deadline, _cancellation=call.cancellation, _reply=call.reply
         )
 
-    def _finish(self, job: Job, group: _Group, started_ns: int, result: Any, error: BaseException | None) -> None:
+    def _finish(
+        self, call: ActorCall, group: _Group, started_ns: int, result: Any, error: BaseException | None
+    ) -> None:
         if self.seat is not None and self.durable is None and (superseded := self.seat.fence()) is not None:
             error = superseded  # the answer is another's to give
-        counts = self.counts.get(job.method)
+        counts = self.counts.get(call.method)
         if counts is not None:
             counts.requests += 1  # before an error is counted: a reader must not see more errors than requests
-        cancellation = job.cancellation
+        cancellation = call.cancellation
         if cancellation is not None and cancellation.cancelled:
-            self._replies.send_cancelled(job)
+            self._replies.send_cancelled(call)
         else:
             if error is None:
-                error = self._replies.send_result(job, result)
+                error = self._replies.send_result(call, result)
             if error is not None:
-                self._replies.send_failure(job, error)
+                self._replies.send_failure(call, error)
         if cancellation is not None:
-            self._forget(job)
+            self._forget(call)
         if counts is not None:
             counts.processing_ns += time.perf_counter_ns() - started_ns
-        if job.span is None and job.timer is None:  # as most
-            group.done(len(job.payload))
+        if call.span is None and call.timer is None:  # as most
+            group.done(len(call.payload))
         else:
-            self._leave(job, group, error)
+            self._leave(call, group, error)
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, call: ActorCall) -> None:
         """It can no longer be cancelled."""
-        self._cancellations.pop((job.reply, job.index), None)
+        self._cancellations.pop((call.reply, call.index), None)
 
     @staticmethod
-    def _leave(job: Job, group: _Group, error: BaseException | None) -> None:
-        if job.span is not None:
-            job.span.end(error)
-        group.done(len(job.payload))
-        if job.timer is not None:
-            job.timer.on_done()
+    def _leave(call: ActorCall, group: _Group, error: BaseException | None) -> None:
+        if call.span is not None:
+            call.span.end(error)
+        group.done(len(call.payload))
+        if call.timer is not None:
+            call.timer.on_done()

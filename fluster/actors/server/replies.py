@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Job:
+class ActorCall:
     """A call in the mailbox."""
 
     reply: str
@@ -39,7 +39,7 @@ class Job:
 
 
 class Replies:
-    """Sends the results and failures of jobs to their callers. Those that JSON carries have `max_json` bytes at most.
+    """Sends the results and failures of calls to their callers. Those that JSON carries have `max_json` bytes at most.
 
     `counts` learns of failures; {method: its counts}.
     """
@@ -60,61 +60,61 @@ class Replies:
         self._counts = counts
         self._max_json = max_json  # a pickle may be stored
 
-    def send_result(self, job: Job, result: Any) -> Exception | None:
+    def send_result(self, call: ActorCall, result: Any) -> Exception | None:
         """Send the result; return what is wrong with it."""
-        reply = job.reply
+        reply = call.reply
         if not reply:
             return None
         try:
-            payload = codec.encode_json_result(result) if job.is_json else payloads.encode_for(result, reply)
+            payload = codec.encode_json_result(result) if call.is_json else payloads.encode_for(result, reply)
         except TypeError as error:
             return error
-        if not job.is_json:
-            self.outbox.add(Reply(reply, self._endpoint_id, job.index, True, payload))
+        if not call.is_json:
+            self.outbox.add(Reply(reply, self._endpoint_id, call.index, True, payload))
             return None
         if len(payload) > self._max_json:
             return MessageTooLargeError(
-                f"the result of {self._actor}.{job.method} has {len(payload):,} bytes, over the "
+                f"the result of {self._actor}.{call.method} has {len(payload):,} bytes, over the "
                 f"server's limit of {self._max_json:,}: return less, or the path of a file"
             )
-        self.outbox.add(Reply(reply, "", job.index, True, payload))
+        self.outbox.add(Reply(reply, "", call.index, True, payload))
         return None
 
-    def send_failure(self, job: Job, error: BaseException, *, advice: str = "") -> None:
+    def send_failure(self, call: ActorCall, error: BaseException, *, advice: str = "") -> None:
         """Tell the caller, and count and log it. `advice` says whether the call may be made again."""
-        counts = self._counts.get(job.method)
+        counts = self._counts.get(call.method)
         if counts is not None:
             counts.errors += 1
             counts.last_error = f"{type_name(error)}: {message_of(error)}"[:200]
-        if job.timer is not None:
-            log.error("%s.%s failed", self._actor, job.method, exc_info=error)
+        if call.timer is not None:
+            log.error("%s.%s failed", self._actor, call.method, exc_info=error)
             return
         if not isinstance(error, Exception):
-            log.error("%s.%s raised %s", self._actor, job.method, type_name(error), exc_info=error)
-        if not job.reply:
-            log.warning("%s.%s failed, and no caller waits for it: %s", self._actor, job.method, message_of(error))
+            log.error("%s.%s raised %s", self._actor, call.method, type_name(error), exc_info=error)
+        if not call.reply:
+            log.warning("%s.%s failed, and no caller waits for it: %s", self._actor, call.method, message_of(error))
             return
-        advice = advice or self._advice_about(job, error)
-        if not job.is_json:
-            self._send(job, ok=False, payload=encode_failure(error, skipped_frames=1, advice=advice))
+        advice = advice or self._advice_about(call, error)
+        if not call.is_json:
+            self._send(call, ok=False, payload=encode_failure(error, skipped_frames=1, advice=advice))
         else:
             kind, text = type_name(error), message_of(error)
             headers = error_headers(kind, text)
             body = codec.encode_json_error(kind, text, traceback_of(error, skipped_frames=1), advice=advice)
-            self.outbox.add(Reply(job.reply, "", 0, ok=False, payload=body, headers=headers))
+            self.outbox.add(Reply(call.reply, "", 0, ok=False, payload=body, headers=headers))
 
-    def _advice_about(self, job: Job, error: BaseException) -> str:
-        info = self._methods.get(job.method)
+    def _advice_about(self, call: ActorCall, error: BaseException) -> str:
+        info = self._methods.get(call.method)
         return RETRY if info is not None and isinstance(error, info.retry_exceptions) else ""
 
-    def send_cancelled(self, job: Job) -> None:
+    def send_cancelled(self, call: ActorCall) -> None:
         """Tell the caller that it is over: its result is not wanted."""
-        if job.is_json:
+        if call.is_json:
             body = codec.encode_json_error("CancelledError", "the call was cancelled by its caller")
-            self.outbox.add(Reply(job.reply, "", 0, ok=False, payload=body))
+            self.outbox.add(Reply(call.reply, "", 0, ok=False, payload=body))
         else:
-            self._send(job, ok=False, payload=b"")
+            self._send(call, ok=False, payload=b"")
 
-    def _send(self, job: Job, *, ok: bool, payload: bytes) -> None:
-        endpoint_id = "" if job.is_json else self._endpoint_id
-        self.outbox.add(Reply(job.reply, endpoint_id, job.index, ok, payload))
+    def _send(self, call: ActorCall, *, ok: bool, payload: bytes) -> None:
+        endpoint_id = "" if call.is_json else self._endpoint_id
+        self.outbox.add(Reply(call.reply, endpoint_id, call.index, ok, payload))

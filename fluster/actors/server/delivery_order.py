@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fluster_bus.core.delivery import Delivery
 
 
-class Intake:
+class DeliveryOrder:
     """Hands messages on, those that arrived together in the order of their numbers.
 
     Calls to one member and broadcasts arrive on different subscriptions, whose callbacks do not run in the order in
