@@ -144,11 +144,13 @@ def _node_row(node: NodeStatus) -> list[str]:
 
 
 def _gpus_of(info: NodeInfo) -> str:
-    """`2 x NVIDIA H100 80GB HBM3, 1 unwell`; a divided GPU is shown by its instances."""
+    """`2 x NVIDIA H100 80GB HBM3, 1 unwell, 1 withheld` (one of the two); a divided GPU is shown by its instances."""
     counts = Counter(gpu.model or "of an unknown model" for gpu in info.gpus if not gpu.divided and not gpu.fault)
     unwell = sum(bool(gpu.fault) for gpu in info.gpus)
     told = [f"{count} x {model}" for model, count in sorted(counts.items())]
     told += [f"{unwell} unwell"] if unwell else []
+    withheld = sum(bool(gpu.withheld) and not gpu.fault for gpu in info.gpus)
+    told += [f"{withheld} withheld"] if withheld else []
     return ", ".join(told) or ("cannot be read" if info.gpu_trouble else "-")
 
 

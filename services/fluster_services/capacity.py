@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,6 +192,20 @@ def of_model(need: Capacity, free: Capacity) -> Capacity:
 def minus(free: Capacity, need: Capacity) -> Capacity:
     """What is left when `need` is given away."""
     return _changed(free, need, -1)
+
+
+def withhold(free: Capacity, counts: Mapping[str, int]) -> Capacity:
+    """What is left when so many devices, {model: count}, are given to nobody for the time being; none below zero."""
+    if not counts:
+        return free
+    return free.model_copy(
+        update={
+            "devices": max(0, free.devices - counts.get(free.variant, 0)),
+            "other_devices": tuple(
+                (model, max(0, count - counts.get(model, 0))) for model, count in free.other_devices
+            ),
+        }
+    )
 
 
 def plus(free: Capacity, need: Capacity) -> Capacity:

@@ -81,5 +81,6 @@ def _task_status(task: TaskRecord, array: TaskArray | None, progress: Progress |
         result=task.result,
         progress=progress or task.progress,
         image=task.image,
+        gpus=task.gpus,
         array_id=None if array is None else number_in(array, task.task),
     )

@@ -56,8 +56,9 @@ def claim(
     now: float,
     epoch: int = 0,
     stored_at: datetime | None = None,
+    gpus: tuple[str, ...] = (),
 ) -> TaskRecord | None:
-    """`worker_id` takes the attempt that was offered to it; a task of a gang for `epoch` only, each epoch once.
+    """`worker_id` takes the attempt that was offered to it, with these GPUs; a task of a gang for `epoch` only, each epoch once.
 
     `stored_at` is when the bus stored the record that is claimed.
     """
@@ -76,6 +77,7 @@ def claim(
         started_at=now,
         epoch=epoch,
         waiting_since=since,
+        gpus=gpus,
     )
 
 
@@ -243,6 +245,7 @@ def restart(task: TaskRecord, *, now: float) -> TaskRecord | None:
 # What a record that no worker has taken yet says of its attempt.
 _UNTOUCHED: dict[str, Any] = {
     "worker_id": None,
+    "gpus": (),
     "is_ready": False,
     "gang_address": None,
     "restart_requested": None,
@@ -319,6 +322,14 @@ def moved(record: Record, state: JobStatus, now: float, reason: str, **changes: 
     attempt, worker_id = 0, None
     if isinstance(record, TaskRecord):
         attempt, worker_id = changes.get("attempt", record.attempt), changes.get("worker_id", record.worker_id)
-    transition = Transition(number=last + 1, state=state, time=now, reason=reason, attempt=attempt, worker_id=worker_id)
+    transition = Transition(
+        number=last + 1,
+        state=state,
+        time=now,
+        reason=reason,
+        attempt=attempt,
+        worker_id=worker_id,
+        gpus=changes.get("gpus", ()),
+    )
     transitions = (*record.transitions, transition)[-KEPT_TRANSITIONS:]
     return record.model_copy(update={**changes, "state": state, "transitions": transitions})

@@ -140,6 +140,8 @@ class LocalDaemons:
             from fluster_services.worker.__main__ import run_worker
             from fluster_services.worker.contract.config import WorkerConfig, program_environment
             from fluster_services.worker.engine.engine import choose_containers
+            from fluster_services.worker.gpus.locks import FOLDER_VARIABLE
+            from fluster_services.worker.gpus.mask import MASK_VARIABLE, mask_style
 
             state_dir = self._store_dir / name
             config = WorkerConfig(
@@ -159,6 +161,8 @@ class LocalDaemons:
                 python_path=self._setup.python_path,
                 # The supervisor's own is what the owner's was when it started the cluster.
                 environment=program_environment(os.environ, with_secrets=self._setup.passes_secrets),
+                gpu_mask=mask_style(os.environ.get(MASK_VARIABLE)),
+                gpu_locks=os.environ.get(FOLDER_VARIABLE) or None,
                 enforce_limits="always" if self._setup.enforce_limits else "never",
                 containers=choose_containers(self._setup.runtime, self._containers()),
             )

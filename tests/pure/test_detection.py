@@ -57,19 +57,19 @@ INVENTORY = GpuInventory(
             Devices(
                 "gpu",
                 "h100",
-                ("0", "1"),
-                others=(Devices("gpu", "l40s-1g-5gb", ("MIG-ee",)), Devices("gpu", "a100", ("2",))),
+                ("GPU-aa00", "GPU-ab11"),
+                others=(Devices("gpu", "l40s-1g-5gb", ("MIG-ee",)), Devices("gpu", "a100", ("GPU-cc22",))),
             ),
         ),
-        ("1", Devices("gpu", "h100", ("1",))),
-        ("2", Devices("gpu", "a100", ("2",))),
+        ("1", Devices("gpu", "h100", ("GPU-ab11",))),
+        ("2", Devices("gpu", "a100", ("GPU-cc22",))),
         ("", Devices()),
         ("7", Devices()),
-        ("1, 0", Devices("gpu", "h100", ("1", "0"))),
-        ("1,7,0", Devices("gpu", "h100", ("1",))),  # CUDA ends at the first that is not there
-        ("GPU-aa00,GPU-ab11", Devices("gpu", "h100", ("0", "1"))),
-        ("GPU-ab", Devices("gpu", "h100", ("1",))),
-        ("GPU-AB11", Devices("gpu", "h100", ("1",))),
+        ("1, 0", Devices("gpu", "h100", ("GPU-ab11", "GPU-aa00"))),
+        ("1,7,0", Devices("gpu", "h100", ("GPU-ab11",))),  # CUDA ends at the first that is not there
+        ("GPU-aa00,GPU-ab11", Devices("gpu", "h100", ("GPU-aa00", "GPU-ab11"))),
+        ("GPU-ab", Devices("gpu", "h100", ("GPU-ab11",))),
+        ("GPU-AB11", Devices("gpu", "h100", ("GPU-ab11",))),
         ("gpu-ab11", Devices()),
         ("0,0", Devices()),  # CUDA fails
         ("0,GPU-aa00", Devices()),

@@ -336,6 +336,8 @@ class TaskStatus(Message):
     """FLUSTER_ARRAY_ID, of a task of an array."""
     image: UsedImage | None = None
     """The image in which it runs or ran last, if that was in a container."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of those that its worker has, or had, given it."""
 
     @property
     def number(self) -> int:

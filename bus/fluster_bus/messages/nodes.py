@@ -25,6 +25,8 @@ class NodeGpu(Message):
     divided: bool = False
     fault: str = ""
     """Why it was of no use when the worker looked."""
+    withheld: str = ""
+    """Why a worker gives it to no task for the time being."""
 
 
 class NodeInfo(Message):

@@ -28,6 +28,7 @@ class Transition(Message):
     reason: str = ""
     attempt: int = 0
     worker_id: WorkerId | None = None
+    gpus: tuple[str, ...] = ()  # UUIDs; of the transition with which an attempt was given them
 
 
 class TaskRecord(Message):
@@ -48,6 +49,7 @@ class TaskRecord(Message):
     backoff_s: float = 0.0  # this attempt is not offered before that time has passed, by the controller's own clock
     state: JobStatus = JobStatus.PENDING
     worker_id: WorkerId | None = None
+    gpus: tuple[str, ...] = ()  # UUIDs of those that its worker has given it
     kill_requested: str | None = None  # the reason
     kill_at_once: bool = False  # without its grace
     # Of a task of a gang. The epoch is the gathering for which it was last claimed: until the job's record decides that

@@ -62,6 +62,10 @@ class WorkerInfo(Message):
     """Silent for less than this, it may still run what it had; a controller waits longer if its own setting is longer."""
     trouble: str = ""
     """Why it takes nothing new for the time being; empty while it is well."""
+    withheld: tuple[str, ...] = ()
+    """Which of its GPUs it gives to no task for the time being, and why."""
+    withheld_devices: tuple[tuple[str, Annotated[int, Field(ge=0)]], ...] = Field(default=(), max_length=65)
+    """(model, count) of those."""
     wire: WireRange | None = None
     """What it speaks."""
     node: NodeInfo | None = None

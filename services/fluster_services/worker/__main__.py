@@ -22,6 +22,8 @@ from fluster_services.daemon import address_from_environment, run_daemon
 from fluster_services.settings import SettingError, read_settings, read_worker_limits, refusing
 from fluster_services.worker.contract.config import ContainerSettings, WorkerConfig, parse_ulimits
 from fluster_services.worker.engine.engine import EngineError, choose_containers, find_api_version
+from fluster_services.worker.gpus.locks import FOLDER_VARIABLE
+from fluster_services.worker.gpus.mask import MASK_STYLES, MASK_VARIABLE
 from fluster_services.worker.keeper.template import start_template
 from fluster_services.worker.linux.cgroups import Enforcement, LimitsError, find_enforcer
 from fluster_services.worker.linux.disk import StateFolderError, make_state_folder
@@ -64,6 +66,8 @@ def _config_from_environment() -> WorkerConfig:
         enforce_limits=_one_of("FLUSTER_ENFORCE_LIMITS", "auto", get_args(Enforcement)),
         containers=choose_containers(_one_of("FLUSTER_RUNTIME", "process", get_args(RuntimeName)), _containers()),
         build_timeout_s=_build_timeout_s(),
+        gpu_mask=_one_of(MASK_VARIABLE, "index", MASK_STYLES),
+        gpu_locks=os.environ.get(FOLDER_VARIABLE) or None,
         drain_timeout_s=_seconds("FLUSTER_DRAIN_TIMEOUT_S", WorkerConfig.drain_timeout_s),
         advertised_host=os.environ.get("FLUSTER_ADVERTISED_HOST") or detect_host(address),
     )

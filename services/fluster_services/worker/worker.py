@@ -39,8 +39,12 @@ from fluster_services.worker.attempts.pumps import ProgressPump
 from fluster_services.worker.attempts.run_requests import RunRequests
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.runtime import Runtime
+from fluster_services.worker.engine.engine import has_container
 from fluster_services.worker.engine.images import Images
-from fluster_services.worker.presence.detection import describe_node, offered_gpus, read_gpus
+from fluster_services.worker.gpus.custody import GpuCustody
+from fluster_services.worker.gpus.holders import Holder
+from fluster_services.worker.gpus.reader import GpuReader
+from fluster_services.worker.presence.detection import describe_node, offered_gpus
 from fluster_services.worker.presence.draining import Draining
 from fluster_services.worker.presence.identity import JobFiles, why_not_apart
 from fluster_services.worker.presence.new_namespaces import NewNamespaces
@@ -89,6 +93,12 @@ class Worker:
             on_unknown=self._on_unknown,
         )
         self._progress = ProgressPump(bus)
+        self._custody = GpuCustody(
+            GpuReader(),
+            lock_folder=config.gpu_locks,
+            style=config.gpu_mask,
+            has_container=_container_finder(config, images),
+        )
         self._attempts = Attempts(
             bus,
             config,
@@ -99,6 +109,8 @@ class Worker:
             progress=self._progress,
             cover=self._cover,
             change=self._on_wellness,
+            change_gpus=self._on_gpus,
+            custody=self._custody,
             images=images,
         )
         self._offers = OfferResponder(
@@ -108,6 +120,7 @@ class Worker:
             ledger=self._ledger,
             presence=self._presence,
             draining=draining,
+            gpus=self._attempts.gpus,
             in_containers=config.containers is not None,
             start=self._attempts.start,
             give_back=self._attempts.give_back,
@@ -137,7 +150,10 @@ class Worker:
             wellness=self._attempts.wellness,
             attempts=self._attempts.running,
             array_ids=self._attempts.array_ids,
-            unserved=lambda: self._new.problems() if self._new is not None else [],
+            unserved=lambda: [
+                *self._attempts.gpus.problems(),
+                *(self._new.problems() if self._new is not None else []),
+            ],
             on_offer=self._offers.on_offer,
             run=run_requests.run,
             obey=self._attempts.obey,
@@ -158,6 +174,7 @@ class Worker:
                 await self._presence.register()
                 self._bus.on_reconnect(self._review.set)
                 await self._adopt()
+                await self._attempts.gpus.learn_names()
                 self._offers.has_adopted = True
                 await self._bus.subscribe(subjects.worker_verb(self._worker_id, "look"), self._on_look)
                 await self._service.serve()
@@ -186,6 +203,7 @@ class Worker:
         finally:
             self._offers.close()
             await self._attempts.close()
+            await self._custody.close()
             await self._runtime.close()
 
     @asynccontextmanager
@@ -204,9 +222,10 @@ class Worker:
 
     async def _detect(self) -> None:
         """Find what is to be found on this machine, which may take long, beside what is done already."""
-        inventory = await read_gpus()
+        inventory = await self._custody.read()
         share = self._config.detected_share
         if share is None and not inventory.gpus and not inventory.trouble:
+            await self._custody.close()
             return
         if share is not None:
             devices = offered_gpus(inventory, os.environ.get(VISIBLE_DEVICES["gpu"])).share(*share)
@@ -214,13 +233,15 @@ class Worker:
                 for each in (devices, *devices.others):
                     log.info("%s has %d x %s", self._worker_id, len(each.ids), each.variant)
                 self._ledger.add_devices(devices)
-                self._attempts.on_devices(devices.kind)
+                await self._attempts.gpus.learn_names()
+            self._attempts.on_devices(devices.kind)
         node = describe_node(self._config.state_dir, inventory)
         await retried(
             lambda _left_s: self._presence.say_detected(self._ledger.total, node), on=(BusError,), timeout_s=math.inf
         )
         if share is not None:
             await self._be_offered()
+        await self._attempts.gpus.run()
 
     def _follow_folder(self) -> NewNamespaces | None:
         """Looks for credentials of jobs that come later, to serve their namespaces; None without a folder for them."""
@@ -328,6 +349,15 @@ class Worker:
             await self._offers.cover_when_possible()
             self._spawn(self._say_wellness())
 
+    async def _on_gpus(self) -> None:
+        """Other GPUs are given to no task than before, or for other reasons: first nothing comes for them, then all are told."""
+        gpus = self._attempts.gpus
+        node = describe_node(self._config.state_dir, self._custody.inventory, gpus.withheld_by_uuid())
+        self._presence.set_withheld(gpus.told(), self._ledger.withheld_counts, node)
+        if self._offers.is_open:
+            await self._offers.cover_when_possible()
+            self._spawn(self._say_wellness())
+
     async def _say_wellness(self) -> None:
         try:
             await self._presence.register()
@@ -411,3 +441,14 @@ class Worker:
             record = row.value
             if buckets.attempt_key(record.namespace, record.job_id, record.task, record.attempt) not in adopted:
                 await self._attempts.give_up(row, f"worker {self._worker_id} was restarted before it was started")
+
+
+def _container_finder(config: WorkerConfig, images: Images | None) -> Callable[[Holder], bool | None]:
+    """Tells whether the container of a holder of a GPU is there; of this worker's own engine, and no other that a note may name."""
+
+    def find(holder: Holder) -> bool | None:
+        if config.containers is None or images is None or holder.engine != config.containers.engine:
+            return None
+        return has_container(config.containers.engine, images.api_version, holder.container)
+
+    return find

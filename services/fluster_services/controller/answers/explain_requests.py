@@ -60,6 +60,7 @@ class ExplainRequests:
             pauses_s=self._pauses_s(job, tasks),
             children=self._books.unfinished_children(JobKey(namespace, request.job_id), tasks),
             troubles=self._troubles(),
+            withheld=self._roster.withheld(),
             unfit=self._dispatch.unfit(JobKey(namespace, request.job_id)),
             preparing=self._progress.preparing(JobKey(namespace, request.job_id)),
             short_of_quota=self._dispatch.why_short(job),

@@ -29,6 +29,7 @@ def explain(
     pauses_s: Mapping[int, float] = MappingProxyType({}),
     children: Sequence[str] = (),
     troubles: Sequence[tuple[str, str]] = (),
+    withheld: Sequence[tuple[str, str]] = (),
     unfit: Mapping[WorkerId, str] = MappingProxyType({}),
     preparing: Mapping[int, str] = MappingProxyType({}),
     short_of_quota: str | None = None,
@@ -40,7 +41,7 @@ def explain(
     others have overtaken for too long, and the workers that are kept free for it;
     `pauses_s` the tasks whose pause before their next attempt is not over, and how long it takes yet; `children` the jobs
     that have not ended of those that its ended attempts launched; `troubles` the workers that take no work for the time
-    being, and why; `unfit` those that lack what the job names, and why they decline it; `preparing` the tasks of which is known
+    being, and why; `withheld` the GPUs that workers give to no task, and why; `unfit` those that lack what the job names, and why they decline it; `preparing` the tasks of which is known
     what is being done before they can start; `short_of_quota` why the quota of its namespace has no room for it, and `goes_first`
     which other namespace does, and why; None when that is not so; `registered` all workers that are known, where they are.
     """
@@ -84,6 +85,7 @@ def explain(
         why(waiting, fit, ahead)
         + (f"; {goes_first}" if goes_first is not None else "")
         + _in_trouble(troubles)
+        + _withheld(job, withheld)
         + _lacking(unfit)
     )
     return waits + _kept_free(job, reservation) + _retried(job, waiting, now)
@@ -189,6 +191,14 @@ def _lacking(unfit: Mapping[WorkerId, str]) -> str:
 def _in_trouble(troubles: Sequence[tuple[str, str]]) -> str:
     told = [f"worker {name} takes no work: {trouble}" for name, trouble in troubles[:_NAMED]]
     more = [f"{len(troubles) - _NAMED} more take none"] if len(troubles) > _NAMED else []
+    return "".join(f"; {each}" for each in (*told, *more))
+
+
+def _withheld(job: JobRecord, withheld: Sequence[tuple[str, str]]) -> str:
+    if job.request.resources.device.kind != "gpu":
+        return ""
+    told = [f"on worker {name}, {why}" for name, why in withheld[:_NAMED]]
+    more = [f"{len(withheld) - _NAMED} more GPUs are withheld"] if len(withheld) > _NAMED else []
     return "".join(f"; {each}" for each in (*told, *more))
 
 

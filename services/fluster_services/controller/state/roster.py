@@ -93,6 +93,15 @@ class Roster:
             if info.trouble and self.liveness.is_alive(worker_id)
         ]
 
+    def withheld(self) -> list[tuple[WorkerId, str]]:
+        """What living workers give to no task of their GPUs for the time being, and why, by name of the worker."""
+        return [
+            (worker_id, why)
+            for worker_id, info in sorted(self.workers.items())
+            for why in info.withheld
+            if self.liveness.is_alive(worker_id)
+        ]
+
     def said_free(self, worker_id: WorkerId, /) -> Capacity:
         """What the worker itself said last that it has left."""
         return self.liveness.free(worker_id)
@@ -143,7 +152,8 @@ class Roster:
         return self._left(worker_id) if self.takes_work(worker_id) else None
 
     def _left(self, worker_id: WorkerId) -> Capacity:
-        return capacity.minus(self.workers[worker_id].total, self._books.taken(worker_id))
+        info = self.workers[worker_id]
+        return capacity.withhold(capacity.minus(info.total, self._books.taken(worker_id)), dict(info.withheld_devices))
 
     def _catch_up(self) -> None:
         self._changed |= self._books.take_changed_holders()

@@ -14,6 +14,7 @@ from fluster_bus.storage.tables import Row
 from fluster_services.capacity import needed
 from fluster_services.worker.attempts.claims import Claims
 from fluster_services.worker.attempts.following import Follower, forget, give_up, is_of_the_bus
+from fluster_services.worker.attempts.gpu_watch import GpuWatch
 from fluster_services.worker.attempts.holds import Holds
 from fluster_services.worker.attempts.ledger import Ledger
 from fluster_services.worker.attempts.pumps import ProgressPump
@@ -22,13 +23,14 @@ from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.faults import WorkerFaultError
 from fluster_services.worker.contract.runtime import RunningTask, Runtime
 from fluster_services.worker.engine.images import Images
+from fluster_services.worker.gpus.custody import GpuCustody
 from fluster_services.worker.presence.presence import Presence
 from fluster_services.worker.presence.wellness import Wellness
 
 
 class Attempts:
     """What one worker has: prepared, started, followed and told. `cover` is awaited when there is room again, `change` when
-    the worker has become unfit to run anything, or fit again.
+    the worker has become unfit to run anything, or fit again, and `change_gpus` when other GPUs of its are given to no task than before.
 
     Whatever a worker does, also when it ends in the middle: an attempt is reported as not started only if no code of it ever ran.
     """
@@ -45,6 +47,8 @@ class Attempts:
         progress: ProgressPump,
         cover: Callable[[], Awaitable[None]],
         change: Callable[[], Awaitable[None]],
+        change_gpus: Callable[[], Awaitable[None]],
+        custody: GpuCustody,
         images: Images | None = None,
     ) -> None:
         self._worker_id = config.worker_id
@@ -66,6 +70,14 @@ class Attempts:
             grace_s=config.timing.kill_grace_s,
             on_change=change,
         )
+        self.gpus = GpuWatch(
+            config.worker_id,
+            custody,
+            ledger,
+            running=self.running,
+            grace_s=config.timing.kill_grace_s,
+            on_change=change_gpus,
+        )
         self._holds = Holds(
             bus,
             self._claims,
@@ -79,7 +91,7 @@ class Attempts:
             runtime,
             claims=claims,
             holds=self._holds,
-            ledger=ledger,
+            gpus=self.gpus,
             presence=presence,
             progress=progress,
             images=images,
@@ -92,6 +104,7 @@ class Attempts:
             claims,
             progress,
             why_ended=self.wellness.why_ended,
+            on_gpu_taken=self.gpus.on_taken,
             on_over=self._on_over,
             give_back=self.give_back,
             obey=self.obey,

@@ -95,8 +95,8 @@ class Claims:
                 await self._bus.wait_connected()
                 await asyncio.sleep(_UNREADABLE_PAUSE_S)
 
-    async def claim(self, row: Row[TaskRecord], offer: Offer) -> Row[TaskRecord] | None:
-        """Take the task that was offered; None when it is no longer available.
+    async def claim(self, row: Row[TaskRecord], offer: Offer, *, gpus: tuple[str, ...] = ()) -> Row[TaskRecord] | None:
+        """Take the task that was offered, with these GPUs; None when it is no longer available.
 
         Raises BusError when it is not known whether that succeeded: the record tells, once it can be read.
         """
@@ -107,6 +107,7 @@ class Claims:
             now=time.time(),
             epoch=offer.epoch,
             stored_at=row.stored_at,
+            gpus=gpus,
         )
         if claimed is None:
             return None
@@ -116,7 +117,7 @@ class Claims:
             return None
         return Row(row.key, claimed, revision)
 
-    async def settle(self, offer: Offer) -> Row[TaskRecord] | None:
+    async def settle(self, offer: Offer, *, gpus: tuple[str, ...] = ()) -> Row[TaskRecord] | None:
         """The task's record when it is this worker's, after a claim that may have succeeded or not.
 
         To look is not enough: what was sent may still be on its way to the record. So it is claimed once more. Of the two
@@ -129,7 +130,7 @@ class Claims:
                 return None
             if self.is_mine(row.value, offer.attempt):
                 return row
-            claimed = await self.claim(row, offer)
+            claimed = await self.claim(row, offer, gpus=gpus)
             if claimed is not None:
                 return claimed
             seen = row.revision

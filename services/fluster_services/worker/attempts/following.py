@@ -33,7 +33,8 @@ _MOMENT_S = 0.05  # shorter than a user notices
 
 
 class Follower:
-    """Follows what runs. `why_ended` takes the state of the worker into account, `on_over` is called with the key of an
+    """Follows what runs. `why_ended` takes the state of the worker into account, `on_gpu_taken` takes the GPUs of an attempt
+    that another holds out of the capacity, `on_over` is called with the key of an
     attempt that has ended, `give_back` frees its capacity, and `obey` does what a record asks for.
     """
 
@@ -44,6 +45,7 @@ class Follower:
         progress: ProgressPump,
         *,
         why_ended: Callable[[str, Outcome], Awaitable[Outcome]],
+        on_gpu_taken: Callable[[str], Awaitable[None]],
         on_over: Callable[[str], None],
         give_back: Callable[[str], Awaitable[None]],
         obey: Callable[[TaskRecord], None],
@@ -52,6 +54,7 @@ class Follower:
         self._claims = claims
         self._progress = progress
         self._why_ended = why_ended
+        self._on_gpu_taken = on_gpu_taken
         self._on_over = on_over
         self._give_back = give_back
         self._obey = obey
@@ -62,6 +65,8 @@ class Follower:
         started_at = time.time()
         row, outcome = await self._followed(row, key, running, started_at, adopted=adopted)
         self._on_over(key)
+        if outcome.is_gpu_taken:
+            await self._on_gpu_taken(key)
         # Joined before the end is written: a controller that reads the end and offers the next task finds this worker listening.
         await asyncio.gather(self._remove_endpoints(row.value, outcome.reason), self._give_back(key))
         result = await publish_result(self._bus, row.value, running, outcome.result)

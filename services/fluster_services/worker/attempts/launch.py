@@ -21,6 +21,8 @@ from fluster_services.config import Timing, WorkerLimits
 from fluster_services.worker.attempts.preparation import Prepared
 from fluster_services.worker.contract.attempt_directory import LaunchSpec
 from fluster_services.worker.environments.interpreters import TaskPython, without_interpreters_own
+from fluster_services.worker.gpus.custody import GpuLease
+from fluster_services.worker.gpus.mask import NO_GPU
 from fluster_services.worker.linux.limits import Limits
 
 _LOOPBACK = "127.0.0.1"
@@ -39,7 +41,7 @@ class Launcher:
     python_path: tuple[str, ...] = ()
     device_kind: str = "cpu"  # of those that tasks are given
     in_containers: bool = False
-    inherits_devices: bool = False  # a task that asks for none sees what its environment says
+    inherits_devices: bool = False  # a task that asks for no chips sees what its environment says
 
     def prepare(self) -> None:
         """Write each namespace's credentials where only its tasks find them."""
@@ -53,16 +55,22 @@ class Launcher:
     def _credentials_file(self, namespace: Namespace) -> Path:
         return self.credentials_dir / f"{namespace}.json"
 
-    def _visible(self, devices: Sequence[str]) -> dict[str, str]:
-        """The variables by which a task knows its devices; one without any sees none."""
-        variable = VISIBLE_DEVICES.get(self.device_kind) if devices or not self.inherits_devices else None
-        if self.in_containers:  # which has no others, and counts its own from 0
-            devices = [str(number) for number in range(len(devices))]
+    def _visible(self, lease: GpuLease, given: Mapping[str, str]) -> dict[str, str]:
+        """The variables by which a task knows its devices; one without any sees none, unless its job names some (`given`)."""
+        variable = VISIBLE_DEVICES.get(self.device_kind)
         if variable is None:
             return {}
-        # By default CUDA counts the fastest first, which is another order on a machine with several models.
-        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if self.device_kind == "gpu" else {}
-        return {variable: ",".join(devices), **order}
+        devices = lease.devices
+        if self.device_kind == "gpu":
+            if not devices:
+                return {} if VISIBLE_DEVICES["gpu"] in given else NO_GPU
+            own = {
+                variable: ",".join(map(str, range(len(devices))))
+            }  # a container has no others, and counts its own from 0
+            return {**lease.variables, **(own if self.in_containers else {})}
+        if not devices and self.inherits_devices:
+            return {}
+        return {variable: ",".join(map(str, range(len(devices))) if self.in_containers else devices)}
 
     def _folder(self, request: JobRequest, prepared: Prepared) -> tuple[str | None, str]:
         """Where a task runs that has no copy of a workspace, None for a folder of its own; and the notice about that."""
@@ -88,7 +96,11 @@ class Launcher:
         return list(self.python_path) if own is None else without_interpreters_own(self.python_path)
 
     def spec(
-        self, task: TaskRecord, job: JobRecord, prepared: Prepared, devices: Sequence[str] = ()
+        self,
+        task: TaskRecord,
+        job: JobRecord,
+        prepared: Prepared,
+        lease: GpuLease = GpuLease(),  # noqa: B008 - it is frozen
     ) -> tuple[LaunchSpec, bytes | None]:
         """What is to be started, and the pickled callable unless it is a command. Raises OSError without free ports."""
         request = job.request
@@ -117,7 +129,7 @@ class Launcher:
             KILL_GRACE: f"{self.timing.kill_grace_s:g}",
             **{port_variable(name): str(port) for name, port in _free_ports(request.ports).items()},
             **({GANG_ADDRESS: job.gang_address} if job.gang_address is not None else {}),
-            **self._visible(devices),
+            **self._visible(lease, request.environment.env_vars),
             ADDRESS_VARIABLE: bus_url,
             CONTROLLER_ADDRESS: bus_url,
             CREDENTIALS_VARIABLE: str(self._credentials_file(task.namespace)),
@@ -141,7 +153,8 @@ class Launcher:
             fence_after_s=self.timing.fence_after_s if request.on_disconnect == "stop" else None,
             max_log_bytes=self.limits.logs.stream_bytes,
             max_line_bytes=self.limits.logs.line_bytes,
-            devices=list(devices),
+            devices=list(lease.devices),
+            gpu_locks=dict(lease.locks),
             image=prepared.image,
             used_image=prepared.used_image.model_dump() if prepared.used_image is not None else None,
             mounts=dict(request.environment.mounts),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 from fluster_bus.core.devices import Devices
 from fluster_bus.messages import Capacity, Namespace
-from fluster_services.capacity import fits, minus, of_model, plus
+from fluster_services.capacity import fits, minus, of_model, plus, withhold
 
 
 class Ledger:
@@ -20,11 +21,28 @@ class Ledger:
         self._devices: dict[str, tuple[str, ...]] = {}  # {attempt: the devices that are its own}
         self._left = total  # below zero when more was adopted than there is
         self._reserved: dict[str, Capacity] = {}  # {attempt: what it has}
+        self._withheld: frozenset[str] = frozenset()  # ids of devices that are given to nobody
+
+    @property
+    def device_ids(self) -> tuple[str, ...]:
+        """Of all devices, whoever has them."""
+        return tuple(self._models)
+
+    @property
+    def devices_in_use(self) -> frozenset[str]:
+        """The ids of those that attempts have."""
+        return frozenset(device for devices in self._devices.values() for device in devices)
+
+    def withhold(self, ids: Collection[str]) -> bool:
+        """Give these devices to nobody from now on, and all others again; whether that changes anything."""
+        withheld = frozenset(ids) & self._models.keys()
+        is_other, self._withheld = withheld != self._withheld, withheld
+        return is_other
 
     @property
     def free(self) -> Capacity:
         """What can still be given away."""
-        left = self._left
+        left = self._without_withheld()
         amounts = (left.cpu, left.memory, left.disk, left.devices, left.tasks or 0)
         counts = (*left.resources, *left.other_devices)
         if min(amounts) >= 0 and all(count >= 0 for _, count in counts):
@@ -40,6 +58,20 @@ class Ledger:
                 "resources": tuple(each for each in left.resources if each[1] > 0),
             }
         )
+
+    def _without_withheld(self) -> Capacity:
+        idle = self._withheld - self.devices_in_use if self._withheld else ()
+        return withhold(self._left, Counter(self._models[each] for each in idle)) if idle else self._left
+
+    @property
+    def withheld_counts(self) -> tuple[tuple[str, int], ...]:
+        """(model, count) of the devices that are given to nobody, whoever has them yet."""
+        return tuple(sorted(Counter(self._models[each] for each in self._withheld).items()))
+
+    def rename_devices(self, names: Mapping[str, str]) -> None:
+        """Know devices that attempts have by other ids: {id until now: id}."""
+        for attempt, devices in self._devices.items():
+            self._devices[attempt] = tuple(names.get(each, each) for each in devices)
 
     def add_devices(self, devices: Devices) -> None:
         """Have what was found only now, where there was none."""
@@ -107,7 +139,7 @@ class Ledger:
         return need if model is None else need.model_copy(update={"variant": model})
 
     def _free_devices(self, variant: str) -> tuple[str, ...]:
-        taken = {device for devices in self._devices.values() for device in devices}
+        taken = self.devices_in_use | self._withheld
         is_divided = bool(self.total.other_devices)
         return tuple(
             device

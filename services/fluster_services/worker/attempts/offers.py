@@ -28,6 +28,7 @@ from fluster_bus.running.fence_clock import fence_clock
 from fluster_bus.storage.tables import Row
 from fluster_services.capacity import CapacityClass, classes_covered, fits, needed
 from fluster_services.worker.attempts.claims import Claims
+from fluster_services.worker.attempts.gpu_watch import GpuWatch
 from fluster_services.worker.attempts.ledger import Ledger
 from fluster_services.worker.presence.draining import Draining
 from fluster_services.worker.presence.presence import Presence
@@ -54,6 +55,7 @@ class OfferResponder:
         ledger: Ledger,
         presence: Presence,
         draining: Draining,
+        gpus: GpuWatch,
         in_containers: bool,
         start: Callable[[Row[TaskRecord], str, JobRecord | None], Coroutine[Any, Any, None]],
         give_back: Callable[[str], Awaitable[None]],
@@ -67,6 +69,7 @@ class OfferResponder:
         self._ledger = ledger
         self._presence = presence
         self._draining = draining
+        self._gpus = gpus
         self._in_containers = in_containers
         self._start = start
         self._give_back = give_back
@@ -139,8 +142,11 @@ class OfferResponder:
         if not self._ledger.reserve(key, need, instead_of=kept):
             self._spawn(self.cover_when_possible())
             return self._ledger.why_full(need) or "it has this attempt already"
+        if (refusal := await self._gpus.why_held(key)) is not None:
+            await self._give_back(key)
+            return refusal
         try:
-            claimed = await self._claims.claim(row, offer)
+            claimed = await self._claims.claim(row, offer, gpus=self._gpus.uuids(key))
         except BusError:
             # Claimed or not: the record tells when it can be read again. Until then the capacity stays reserved.
             self._spawn(self._settle(offer, key))
@@ -188,7 +194,8 @@ class OfferResponder:
         await check_folder(job.environment, self._worker_id, in_containers=self._in_containers)
 
     async def _settle(self, offer: Offer, key: str) -> None:
-        row = await self._claims.patiently(lambda: self._claims.settle(offer))
+        gpus = self._gpus.uuids(key)
+        row = await self._claims.patiently(lambda: self._claims.settle(offer, gpus=gpus))
         if row is not None:
             self._spawn(self.cover_when_possible())
             await self._start(row, key, None)

@@ -20,18 +20,20 @@ from fluster_bus.storage.objects import ObjectStore
 from fluster_bus.storage.stored_messages import SecretStore
 from fluster_bus.storage.tables import Row
 from fluster_services.worker.attempts.claims import Claims
+from fluster_services.worker.attempts.gpu_watch import GpuWatch
 from fluster_services.worker.attempts.holds import Holds
 from fluster_services.worker.attempts.launch import Launcher
-from fluster_services.worker.attempts.ledger import Ledger
 from fluster_services.worker.attempts.preparation import Preparation, Prepared
 from fluster_services.worker.attempts.pumps import PreparationLog, ProgressPump
 from fluster_services.worker.contract.attempt_directory import LaunchSpec
 from fluster_services.worker.contract.build_output import BuildError
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.faults import LaunchError
-from fluster_services.worker.contract.outcome import Outcome
+from fluster_services.worker.contract.outcome import Outcome, gpu_taken
 from fluster_services.worker.contract.runtime import RunningTask, Runtime
 from fluster_services.worker.engine.images import Images
+from fluster_services.worker.gpus.custody import DRIVER_FILE
+from fluster_services.worker.gpus.locks import GpuTakenError
 from fluster_services.worker.keeper.template import TemplateDiedError
 from fluster_services.worker.presence.presence import Presence
 
@@ -64,7 +66,7 @@ class Starter:
         *,
         claims: Claims,
         holds: Holds,
-        ledger: Ledger,
+        gpus: GpuWatch,
         presence: Presence,
         progress: ProgressPump,
         images: Images | None,
@@ -78,7 +80,7 @@ class Starter:
         self._runtime = runtime
         self._claims = claims
         self._holds = holds
-        self._ledger = ledger
+        self._gpus = gpus
         self._presence = presence
         self._progress = progress
         self._give_back = give_back
@@ -92,7 +94,7 @@ class Starter:
             limits=config.limits,
             working_dir=config.working_dir,
             python_path=config.python_path,
-            device_kind=config.total.device,
+            device_kind=_device_kind(config),
             in_containers=images is not None,
             inherits_devices=config.environment is not None,
         )
@@ -203,7 +205,8 @@ class Starter:
                 job = await self._wait_go(row, key)
                 if job is None:
                     return None
-            spec, payload = self._launcher.spec(row.value, job, prepared, self._ledger.devices(key))
+            lease = await self._gpus.lease(key)
+            spec, payload = self._launcher.spec(row.value, job, prepared, lease)
             # This process may be stopped at any point, also here: the keeper looks at the clock itself.
             since = self._fence_since.pop(key)
             if spec.fence_after_s is not None:
@@ -214,6 +217,11 @@ class Starter:
             reason = "its worker has to be started again"
             await self._end_unstarted(row, key, Outcome(JobStatus.WORKER_FAILED, reason, is_spared=True))
             raise
+        except GpuTakenError as error:
+            log.warning("%s is given back: %s", key, error)
+            reason = gpu_taken(str(error))
+            await self._end_unstarted(row, key, Outcome(JobStatus.WORKER_FAILED, reason, is_spared=True))
+            return None
         except BusError as error:
             log.warning("%s could not be started: %s", key, error)
             reason = f"could not be started: {error}"
@@ -339,3 +347,9 @@ class Starter:
             filled_disk=outcome.filled_disk,
             has_output=outcome.has_output,
         )
+
+
+def _device_kind(config: WorkerConfig) -> str:
+    """What tasks are told about devices: also that there are none for them where GPUs may yet be found."""
+    is_looking = config.detected_share is not None and DRIVER_FILE.exists()
+    return "gpu" if is_looking else config.total.device

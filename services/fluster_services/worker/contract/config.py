@@ -14,6 +14,7 @@ from fluster_bus.core.devices import Devices
 from fluster_bus.core.names import is_secret_name
 from fluster_bus.messages import Capacity, Namespace, WorkerId
 from fluster_services.config import Timing, WorkerLimits
+from fluster_services.worker.gpus.mask import MaskStyle
 from fluster_services.worker.linux.cgroups import Enforcement
 
 _ULIMIT = re.compile(r"([a-z]+)=(-1|\d+)(?::(-1|\d+))?")
@@ -85,6 +86,8 @@ class WorkerConfig:
     containers: ContainerSettings | None = None  # None: tasks are plain processes
     drain_timeout_s: float = 60.0  # after SIGTERM, before what still runs is handed back
     build_timeout_s: float = ContainerSettings.build_timeout_s  # for the environment of a job
+    gpu_mask: MaskStyle = "index"  # how tasks are told their GPUs
+    gpu_locks: str | None = None  # the folder with the locks of the machine's GPUs; None: the usual one
     advertised_host: str = "127.0.0.1"  # where tasks on other workers reach what listens on this machine
 
 

@@ -104,6 +104,22 @@ def container_pid(container: Container) -> int | None:
         client.close()
 
 
+def has_container(engine: str, api_version: str, name: str) -> bool | None:
+    """Whether a container runs; None when the engine does not tell."""
+    client = None
+    try:
+        client = connect(engine, timeout_s=_HANDSHAKE_TIMEOUT_S, api_version=api_version)
+        with told(engine):
+            return bool(client.inspect_container(name)["State"]["Running"])
+    except NotThereError:
+        return False
+    except EngineError:
+        return None
+    finally:
+        if client is not None:
+            client.close()
+
+
 async def asked(function: Callable[..., Result], *arguments: object) -> Result:
     """What `function` returns, which asks an engine, and may wait for it: in a thread of its own, which is not waited for.
 

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from fluster_bus.access.address import BusAddress
@@ -98,7 +99,7 @@ async def read_gpus() -> GpuInventory:
 def offered_gpus(inventory: GpuInventory, visible: str | None) -> Devices:
     """Those that tasks can be given, and CUDA_VISIBLE_DEVICES (`visible`) leaves: of the most frequent model, and the others.
 
-    Their ids are indices, and UUIDs of instances, which have no index of their own. What is wrong with the others is logged.
+    Their ids are UUIDs, or indices where the driver does not tell those. What is wrong with the others is logged.
     """
     if inventory.trouble:
         log.warning("GPUs could not be read: %s; give them by hand with FLUSTER_GPUS=MODEL:COUNT", inventory.trouble)
@@ -111,7 +112,7 @@ def offered_gpus(inventory: GpuInventory, visible: str | None) -> Devices:
         return Devices()
     ids: dict[str, list[str]] = {}
     for gpu, model in zip(usable, models, strict=True):
-        ids.setdefault(model, []).append(gpu.uuid if gpu.parent else str(gpu.index))
+        ids.setdefault(model, []).append(gpu.uuid or str(gpu.index))
     first, *others = sorted(ids, key=lambda each: (len(ids[each]), each), reverse=True)
     rest = tuple(Devices("gpu", each, tuple(ids[each])) for each in others)
     return Devices("gpu", first, tuple(ids[first]), rest)
@@ -142,8 +143,12 @@ def detect_host(address: BusAddress) -> str:
     return socket.gethostname() if host == "::1" or host.startswith("127.") else host
 
 
-def describe_node(state_dir: Path, gpus: GpuInventory | None = None) -> NodeInfo:
-    """What the machine has; `gpus` are those that were found, None before they are looked for."""
+def describe_node(
+    state_dir: Path, gpus: GpuInventory | None = None, withheld: Mapping[str, str] = MappingProxyType({})
+) -> NodeInfo:
+    """What the machine has; `gpus` are those that were found, None before they are looked for, and `withheld` why tasks are not
+    given some, by UUID.
+    """
     inventory = gpus if gpus is not None else GpuInventory()
     try:
         disk = shutil.disk_usage(state_dir).total
@@ -165,6 +170,7 @@ def describe_node(state_dir: Path, gpus: GpuInventory | None = None) -> NodeInfo
                 parent=gpu.parent[:_MAX_TEXT],
                 divided=gpu.is_divided,
                 fault=gpu.fault[:_MAX_TEXT],
+                withheld=withheld.get(gpu.uuid, "")[:_MAX_TEXT],
             )
             for gpu in inventory.gpus[:MAX_NODE_GPUS]
         ),

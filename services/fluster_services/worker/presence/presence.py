@@ -8,7 +8,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from fluster_bus.connection.bus import Bus
 from fluster_bus.connection.services_api import Announcement, ServedEndpoint
@@ -94,6 +94,10 @@ class Presence:
         """Be known with all that this worker and its machine have."""
         self._info = self._info.model_copy(update={"total": total, "detecting": False, "node": node})
         await self.register()
+
+    def set_withheld(self, why: Sequence[str], counts: tuple[tuple[str, int], ...], node: NodeInfo) -> None:
+        """Be known, once registered again, as one that gives so many GPUs, (model, count), to no task, and why."""
+        self._info = self._info.model_copy(update={"withheld": tuple(why), "withheld_devices": counts, "node": node})
 
     async def say_total(self, total: Capacity) -> None:
         """Be known with all that this worker has, and serves, by now."""
