@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -99,3 +100,28 @@ def test_each_arrow_of_the_picture_is_an_import() -> None:
 
 def _dotted(package: str) -> str:
     return package.removeprefix("bus/").removeprefix("services/").replace("/", ".")
+
+
+@pytest.mark.parametrize("package", _PACKAGES)
+def test_public_classes_have_names_of_their_own(package: str) -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted((_ROOT / package).rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(_name(path))
+    assert places
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("package", _PACKAGES)
+def test_modules_have_names_of_their_own_in_each_part_of_a_package(package: str) -> None:
+    places: dict[tuple[str, str], list[str]] = {}
+    for path in sorted((_ROOT / package).rglob("*.py")):
+        part = path.relative_to(_ROOT / package).parts[0]
+        if not path.name.startswith("__") and part not in (
+            "cli",
+            path.name,
+        ):  # the command line's are named as its verbs are
+            places.setdefault((part, path.name), []).append(_name(path))
+    assert places
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
