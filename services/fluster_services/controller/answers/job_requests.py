@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fluster_services.controller.submissions.outcomes import SubmissionOutcomes
 
 _RECORDED_TIMEOUT_S = 4.0  # below the client's own, so that it hears which jobs are not recorded yet
+_MAX_REPLY_BYTES = 1 << 20  # of jobs; one alone may have more, and still be below the server's limit
 
 
 class JobRequests:
@@ -188,9 +189,6 @@ def known_job(books: Books, key: JobKey) -> tuple[JobRecord, list[TaskRecord]]:
             "JobNotFoundError", f"no job {key.job_id!r} in namespace {key.namespace!r}: `fluster ps` lists them"
         )
     return entry.job.value, entry.task_records()
-
-
-_MAX_REPLY_BYTES = 1 << 20  # of jobs; one alone may have more, and still be below the server's limit
 
 
 class JobPage:

@@ -23,6 +23,8 @@ from fluster_bus.messages.parts.arrays import number_in
 from fluster_bus.messages.stacks import TaskStack, TaskStackRequest
 
 _TIMEOUT_S = 15.0  # above the time that a worker takes at most, and below that of the client
+_FLUSH_TIMEOUT_S = 4.0  # above what a worker takes at most, and below the client's own
+_AT_ONCE = 100  # workers
 
 
 async def stack_of(bus: Bus, job: JobRecord, tasks: Sequence[TaskRecord], request: TaskStackRequest) -> TaskStack:
@@ -45,9 +47,6 @@ async def stack_of(bus: Bus, job: JobRecord, tasks: Sequence[TaskRecord], reques
         raise ServiceError(error.code, f"{which}: {error}") from error
     return TaskStack.from_json(answer.data)
 
-
-_FLUSH_TIMEOUT_S = 4.0  # above what a worker takes at most, and below the client's own
-_AT_ONCE = 100  # workers
 
 log = logging.getLogger(__name__)
 

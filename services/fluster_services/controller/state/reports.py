@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MAX_VMS = 10_000
+
 
 class ProgressBoard:
     """The newest word of each task that a worker holds."""
@@ -87,9 +89,6 @@ def _is_about(report: ProgressReport, task: TaskRecord) -> bool:
     if task.attempt != report.attempt or not lifecycle.is_held(task):
         return False
     return task.state is JobStatus.BUILDING or not report.is_preparing
-
-
-_MAX_VMS = 10_000
 
 
 class VMTroubles:
