@@ -123,7 +123,7 @@ def message(parts: list[bytes], data: bytes, start: int, end: int) -> NumberedDe
     """For a Parser: a message that can be read. Raises ValueError."""
     reply, body = _reply_and_body(parts, start)
     headers = header_block(data[start:body]) if body > start else None
-    # A reply subject is whatever its sender wrote: one that is not text is no client's inbox.
+    # A reply subject is whatever its sender wrote: one that is not text belongs to no client.
     delivery = (parts[1].decode("utf-8", "replace"), data[body:end], reply.decode("utf-8", "replace"), headers)
     return _tuple(NumberedDelivery, (int(parts[2]), _tuple(Delivery, delivery)))
 
