@@ -263,3 +263,36 @@ def _kill(daemons: Daemons, name: str) -> None:
     for process in daemons.family.named("fluster-keeper"):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+# How they are
+
+
+@pytest.mark.parametrize(
+    ("unwell", "why"),
+    [
+        pytest.param(replace(FIRST, fails={"*": 15}), "fallen off the bus", id="lost"),
+        pytest.param(replace(FIRST, fails={"nvmlDeviceGetTemperature": 16}), "needs a reset", id="reset"),
+        pytest.param(replace(FIRST, ecc=3), "3 errors that could not be corrected", id="ecc"),
+    ],
+)
+def test_the_task_of_a_gpu_that_fails_is_tried_elsewhere(
+    site: Site, stand_in: StandIn, unwell: FakeGpu, why: str
+) -> None:
+    site.start_worker("w1", FIRST)
+    with site.connect() as cluster:
+        job_id = cluster.launch(holding())
+        wait_ready(cluster, job_id)
+        site.start_worker("w2", SECOND)
+        stand_in.show(unwell, SECOND)
+        wait_until(lambda: why in cluster.poll(job_id).tasks[0].last_failure, PATIENCE_S)
+        wait_ready(cluster, job_id, lines=2)
+        (task,) = cluster.poll(job_id).tasks
+        assert (task.attempt, task.worker_id, task.gpus) == (2, "w2", (SECOND.uuid,))
+        assert (task.failures, task.preemptions) == (0, 1)
+        assert f"GPU 0 ({FIRST.uuid})" in task.last_failure
+        assert any(why in each for each in cluster.worker_health(WorkerId("w1")).problems)
+        waiting = cluster.launch(command(*_SHOW, resources=ONE))
+        explained(cluster, waiting, why)
+        stand_in.show(FIRST, SECOND)
+        assert cluster.wait(waiting, timeout=PATIENCE_S).worker_id == "w1"

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from fluster_services.worker.gpus.inventory import Gpu, GpuInventory
 from fluster_services.worker.gpus.reader import is_named
-
-FOREIGN_BYTES = 1 << 30
-FOREIGN_SAMPLES = 3
 
 
 def by_id(inventory: GpuInventory, name: str) -> Gpu | None:
@@ -44,30 +38,3 @@ def named(gpu: Gpu | None, name: str) -> str:
     if gpu is None:
         return f"GPU {name}"
     return f"GPU {gpu.index} ({gpu.uuid})" if gpu.uuid and not gpu.parent else f"GPU {gpu.uuid or gpu.index}"
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """Memory of a GPU that no lock holds: of processes that are nobody's task."""
-
-    samples: int = 0  # in a row that found more than FOREIGN_BYTES
-    held: int = 0  # bytes
-    pids: tuple[int, ...] = ()
-
-    @property
-    def is_lasting(self) -> bool:
-        return self.samples >= FOREIGN_SAMPLES
-
-
-def next_foreign(before: Foreign, gpu: Gpu) -> Foreign:
-    """The same after another sample of a GPU that no lock holds."""
-    processes = gpu.processes or ()
-    held = sum(each.memory or 0 for each in processes)
-    if held <= FOREIGN_BYTES:
-        return Foreign()
-    return Foreign(before.samples + 1, held, tuple(each.pid for each in processes))
-
-
-def changed(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """The GPUs that left the capacity, and those that came back."""
-    return sorted(now.keys() - before.keys()), sorted(before.keys() - now.keys())
