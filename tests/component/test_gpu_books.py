@@ -84,8 +84,8 @@ class Machine:
             ledger.withhold([gpu for gpu, note in proved.items() if note is None])
             ledger.release(key)
             return
-        if self.random.random() < 0.3:  # between the look and the start others may be quicker
-            self.look()
+        while self.random.random() < 0.4:  # between the look and the start others may be quicker, and die
+            self.random.choice([self.claim, self.kill_keeper, self.end, self.look])()
         attempt = self.begin(key, gpus, {gpu: note or "" for gpu, note in proved.items()})
         if attempt is None:
             ledger.release(key)
