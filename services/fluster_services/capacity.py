@@ -195,7 +195,7 @@ def minus(free: Capacity, need: Capacity) -> Capacity:
 
 
 def withhold(free: Capacity, counts: Mapping[str, int]) -> Capacity:
-    """What is left when so many devices, {model: count}, are given to nobody for the time being; none below zero."""
+    """What is left when so many devices, {model: count}, are withheld for the time being; none below zero."""
     if not counts:
         return free
     return free.model_copy(

@@ -127,7 +127,7 @@ class Machine:
             lock.close()
 
     def traces(self, holder: Holder) -> Traces:
-        """What the kernel, or the driver, tells of an attempt's processes."""
+        """What the kernel, or the driver, reports of an attempt's processes."""
         users = [each for begun in self.begun for each in begun.values()] + self.escaped
         living = [each for each in users if each.holder.nonce == holder.nonce and each.processes]
         pids = (1,) if living else ()

@@ -350,7 +350,7 @@ class Worker:
             self._spawn(self._say_wellness())
 
     async def _on_gpus(self) -> None:
-        """Other GPUs are given to no task than before, or for other reasons: first nothing comes for them, then all are told."""
+        """Other GPUs are given to no task than before, or for other reasons: first nothing comes for them, then all hear of it."""
         gpus = self._attempts.gpus
         node = describe_node(self._config.state_dir, self._custody.inventory, gpus.withheld_by_uuid())
         self._presence.set_withheld(gpus.told(), self._ledger.withheld_counts, node)

@@ -21,11 +21,11 @@ class Ledger:
         self._devices: dict[str, tuple[str, ...]] = {}  # {attempt: the devices that are its own}
         self._left = total  # below zero when more was adopted than there is
         self._reserved: dict[str, Capacity] = {}  # {attempt: what it has}
-        self._withheld: frozenset[str] = frozenset()  # ids of devices that are given to nobody
+        self._withheld: frozenset[str] = frozenset()  # ids of devices that are not given to tasks
 
     @property
     def device_ids(self) -> tuple[str, ...]:
-        """Of all devices, whoever has them."""
+        """Of all devices, also those that attempts have."""
         return tuple(self._models)
 
     @property
@@ -34,7 +34,7 @@ class Ledger:
         return frozenset(device for devices in self._devices.values() for device in devices)
 
     def withhold(self, ids: Collection[str]) -> bool:
-        """Give these devices to nobody from now on, and all others again; whether that changes anything."""
+        """Withhold these devices from now on, and give all others again; whether that changes anything."""
         withheld = frozenset(ids) & self._models.keys()
         is_other, self._withheld = withheld != self._withheld, withheld
         return is_other
@@ -65,7 +65,7 @@ class Ledger:
 
     @property
     def withheld_counts(self) -> tuple[tuple[str, int], ...]:
-        """(model, count) of the devices that are given to nobody, whoever has them yet."""
+        """(model, count) of the devices that are withheld, also those that an attempt still has."""
         return tuple(sorted(Counter(self._models[each] for each in self._withheld).items()))
 
     def rename_devices(self, names: Mapping[str, str]) -> None:

@@ -350,6 +350,6 @@ class Starter:
 
 
 def _device_kind(config: WorkerConfig) -> str:
-    """What tasks are told about devices: also that there are none for them where GPUs may yet be found."""
+    """The variables that tell tasks about devices: also that there are none for them where GPUs may yet be found."""
     is_looking = config.detected_share is not None and DRIVER_FILE.exists()
     return "gpu" if is_looking else config.total.device

@@ -86,7 +86,7 @@ class WorkerConfig:
     containers: ContainerSettings | None = None  # None: tasks are plain processes
     drain_timeout_s: float = 60.0  # after SIGTERM, before what still runs is handed back
     build_timeout_s: float = ContainerSettings.build_timeout_s  # for the environment of a job
-    gpu_mask: MaskStyle = "index"  # how tasks are told their GPUs
+    gpu_mask: MaskStyle = "index"  # how tasks learn their GPUs
     gpu_locks: str | None = None  # the folder with the locks of the machine's GPUs; None: the usual one
     advertised_host: str = "127.0.0.1"  # where tasks on other workers reach what listens on this machine
 

@@ -22,7 +22,7 @@ DRIVER_FILE = Path("/dev/nvidiactl")  # it is there once the driver of a machine
 
 @dataclass(frozen=True)
 class GpuLease:
-    """What a task is started with so that it has its GPUs, and nobody else."""
+    """What a task is started with so that it, and no other, has its GPUs."""
 
     devices: tuple[str, ...] = ()  # ids, as the worker knows them
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class GpuCustody:
             self.unwell, self._taken = {**self.unwell, **unwell}, {**self._taken, **taken}
             raise GpuTakenError("; ".join(map(self.described, (*unwell, *taken))))
         gpus = [gpu for name in ids if (gpu := by_id(inventory, name)) is not None]
-        if len(gpus) < len(ids):  # they were given by hand, and no driver tells of them
+        if len(gpus) < len(ids):  # they were given by hand, and no driver reports them
             return GpuLease(tuple(ids), {VISIBLE_VARIABLE: ",".join(ids), **ORDER})
         return GpuLease(tuple(ids), mask(gpus, self._style), tuple(gpu.uuid for gpu in gpus if gpu.uuid), notes)
 
