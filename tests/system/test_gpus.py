@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -87,10 +88,6 @@ def shown(cluster: Cluster, resources: ResourceConfig, **fields: Any) -> str:
 def costs(info: JobInfo) -> tuple[int, int]:
     """What its only task was charged: failures, and ends that were not its own."""
     return info.tasks[0].failures, info.tasks[0].preemptions
-
-
-def keeper_of(process: psutil.Process) -> psutil.Process:
-    return next(each for each in process.parents() if each.name() == "fluster-keeper")
 
 
 def explained(cluster: Cluster, job_id: JobId, text: str) -> None:
@@ -187,30 +184,23 @@ def test_another_cluster_cannot_have_a_gpu_until_it_is_free(site: Site, other_si
         assert (info.status, costs(info)) == (JobStatus.SUCCEEDED, (0, 0))
 
 
-def test_a_grandchild_that_outlives_its_task_keeps_the_gpu(site: Site, stand_in: StandIn, tmp_path: Path) -> None:
-    """Neither its session nor its environment nor the lock tell whose it is: the driver does."""
+def test_a_process_that_the_driver_shows_after_its_keeper_died_keeps_the_gpu(site: Site, stand_in: StandIn) -> None:
+    """Neither its session nor its environment nor the lock tell whose it is: the driver does, and it began after the task."""
     site.start_worker("w1", FIRST)
-    program = (
-        "import os, subprocess; "  # which closes descriptors
-        "child = subprocess.Popen(['sleep', '600'], start_new_session=True, env={'PATH': os.environ['PATH']}); "
-        f"open('{tmp_path}/pid', 'w').write(str(child.pid)); print('ready', flush=True); child.wait()"
-    )
     with site.connect() as cluster:
-        first = cluster.launch(command(sys.executable, "-c", program, resources=ONE, max_retries_preemption=0))
+        first = cluster.launch(holding(max_retries_preemption=0))
         wait_ready(cluster, first)
-        pid = int((tmp_path / "pid").read_text())
-        escaped = psutil.Process(pid)
+        escaped = subprocess.Popen(["sleep", "600"], start_new_session=True)
         try:
-            stand_in.show(replace(FIRST, processes=[("c", pid, GIB)]))
-            keeper_of(escaped).kill()
+            stand_in.show(replace(FIRST, processes=[("c", escaped.pid, GIB)]))
+            _kill(site.daemons, "keeper")
             cluster.wait(first, timeout=PATIENCE_S)
-            assert escaped.is_running()
             second = cluster.launch(command(*_SHOW, resources=ONE))
-            explained(cluster, second, f"process {pid} of attempt default.{first}.0.1 uses the GPU")
+            explained(cluster, second, f"process {escaped.pid} of attempt default.{first}.0.1 uses the GPU")
             assert cluster.poll(second).status is JobStatus.PENDING
         finally:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                escaped.kill()
+            escaped.kill()
+            escaped.wait()
         stand_in.show(FIRST)
         info = cluster.wait(second, timeout=PATIENCE_S)
         assert (info.status, costs(info)) == (JobStatus.SUCCEEDED, (0, 0))
