@@ -48,7 +48,6 @@ _Template(socket.socket(fileno=int(sys.argv[1])), owner_fd if owner_fd >= 0 else
 
 WORKER = """
 import asyncio, json, sys
-from dataclasses import replace
 from pathlib import Path
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_services.worker.contract.attempt_directory import LaunchSpec, from_json
@@ -60,16 +59,19 @@ async def main(template):
     containers = json.loads(sys.argv[3])
     runtime = make_runtime(Path(sys.argv[1]), template, containers and ContainerSettings(**containers))
     spec = from_json(LaunchSpec, json.loads(sys.argv[2]))
-    if spec.fence_after_s is not None:  # as a worker does: a start takes no longer than the lease that it was begun under
-        spec = replace(spec, fence_at=fence_clock() + spec.fence_after_s)
-    ended_in_s = (spec.fence_after_s or 3600) + spec.kill_grace_s
-    runtime.renew(ended_in_s)
+
+    def renew():  # both from one moment, as a worker does: the last who fences does not come before the keeper
+        fence_at = fence_clock() + (spec.fence_after_s or 3600)
+        runtime.renew(fence_at + spec.kill_grace_s - fence_clock())
+        task.renew(fence_at - fence_clock() if spec.fence_after_s is not None else None)
+
+    runtime.renew(3600)  # until it has started, which takes as long as it takes
     task = await runtime.start(spec)
+    renew()
     print(task.pid, flush=True)
     while True:
-        runtime.renew(ended_in_s)  # first, as a worker does: the last who fences is not to come before the keeper
-        task.renew(spec.fence_after_s)
         await asyncio.sleep(0.05)
+        renew()
 
 asyncio.run(main(start_template()))
 """
@@ -233,6 +235,8 @@ def any_site(request: pytest.FixtureRequest) -> Site:
 
 async def _close(site: Site) -> None:
     for worker in site.workers:
+        if worker.returncode is None:  # the test failed before it killed it
+            worker.kill()
         await worker.aclose()
     processes = site.runtime if isinstance(site.runtime, ProcessRuntime) else site.runtime._processes
     for task in tuple(processes._tasks):
