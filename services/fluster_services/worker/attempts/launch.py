@@ -41,7 +41,7 @@ class Launcher:
     python_path: tuple[str, ...] = ()
     device_kind: str = "cpu"  # of those that tasks are given
     in_containers: bool = False
-    inherits_devices: bool = False  # a task that asks for no chips sees what its environment says
+    inherits_devices: bool = False  # a task that asks for no devices sees what its environment says
 
     def prepare(self) -> None:
         """Write each namespace's credentials where only its tasks find them."""
@@ -61,16 +61,15 @@ class Launcher:
         if variable is None:
             return {}
         devices = lease.devices
-        if self.device_kind == "gpu":
-            if not devices:
-                return {} if VISIBLE_DEVICES["gpu"] in given else NO_GPU
-            own = {
-                variable: ",".join(map(str, range(len(devices))))
-            }  # a container has no others, and counts its own from 0
-            return {**lease.variables, **(own if self.in_containers else {})}
         if not devices and self.inherits_devices:
             return {}
-        return {variable: ",".join(map(str, range(len(devices))) if self.in_containers else devices)}
+        # A container has no others, and counts its own from 0.
+        named = {variable: ",".join(map(str, range(len(devices))) if self.in_containers else devices)}
+        if self.device_kind != "gpu":
+            return named
+        if not devices:
+            return {} if variable in given else NO_GPU
+        return {**lease.variables, **(named if self.in_containers else {})}
 
     def _folder(self, request: JobRequest, prepared: Prepared) -> tuple[str | None, str]:
         """Where a task runs that has no copy of a workspace, None for a folder of its own; and the notice about that."""
