@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+from fluster_bus.core.fault_log import FaultLog
 from fluster_bus.messages import WorkerId
 from fluster_services.worker.attempts.ledger import Ledger
 from fluster_services.worker.contract.runtime import RunningTask
@@ -39,6 +40,7 @@ class GpuWatch:
         self._told: Mapping[str, str] = {}
         self._stopped: set[str] = set()  # attempts whose GPUs are of no use
         self._looking = asyncio.Lock()
+        self._faults = FaultLog(log)
 
     @property
     def withheld(self) -> Mapping[str, str]:
@@ -63,7 +65,9 @@ class GpuWatch:
     async def look(self) -> None:
         """Look how the GPUs are, and who has them, and do what follows."""
         async with self._looking:
-            await self._custody.look(self._ids, lambda: self._ledger.devices_in_use)
+            # Notes in locks are written by others: whatever one may have in it, it does not end this worker.
+            with self._faults.contained("the GPUs of worker %s stay as they were at the last look", self._worker_id):
+                await self._custody.look(self._ids, lambda: self._ledger.devices_in_use)
             self._stop_unwell()
             await self._follow()
 

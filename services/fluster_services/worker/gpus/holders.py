@@ -31,6 +31,9 @@ _GROUPS_ROOT = PurePosixPath("/sys/fs/cgroup")
 _NAMED = 5  # processes, in a text
 _TEXT = {"nonce": 64, "attempt": 500, "boot_id": 64, "mark": 2_000, "container": 200, "engine": 500}
 _NUMBERS = ("uid", "pid_namespace", "task_pid")
+_MAX_NUMBER = 1 << 63
+# It becomes a part of a path that an engine is asked for: what could lead elsewhere names no container.
+_CONTAINER_NAME = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_.-]*)?")
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,22 @@ def parse_note(text: str) -> Holder | None:
     groups, since = data.get("groups"), data.get("since_boot_s")
     if not isinstance(groups, list) or len(groups) > _MAX_GROUPS or not all(isinstance(each, str) for each in groups):
         return None
-    if not isinstance(since, int | float) or not all(type(data.get(name)) is int for name in _NUMBERS):
+    if not isinstance(since, int | float) or not 0 <= since < _MAX_NUMBER:
+        return None
+    if not all(type(data.get(name)) is int and abs(data[name]) < _MAX_NUMBER for name in _NUMBERS):
+        return None
+    if _CONTAINER_NAME.fullmatch(data["container"]) is None or not _is_of_system(data["mark"]):
         return None
     known: dict[str, Any] = {name: data[name] for name in (*_TEXT, *_NUMBERS)}
     return Holder(**known, since_boot_s=float(since), groups=tuple(groups))
+
+
+def _is_of_system(text: str) -> bool:
+    """Whether an environment can have it."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 @dataclass(frozen=True)

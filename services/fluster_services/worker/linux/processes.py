@@ -209,7 +209,7 @@ def leftovers(task_pid: int, task_started_s: float, environment_mark: str) -> li
     leader = _stat(task_pid)
     # A leader that started much later is a stranger that was given the same number.
     session_is_ours = leader is None or _started_s(leader) < task_started_s + 1
-    mark = environment_mark.encode()
+    mark = os.fsencode(environment_mark)
     found = []
     for pid in _all_pids():
         stat = _stat(pid)
