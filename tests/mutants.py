@@ -54,8 +54,13 @@ CORES = {
     "fluster_services.controller.scheduling.reservation": Core(("reservation",), 1),
     # Of no effect: amounts are equally long.
     "fluster_services.controller.state.roster": Core(("roster", "dispatch"), 1),
-    # Of no effect: a line stays as long as tasks of it are out, a gang is not overtaken by itself, and each that is listed as overtaken
-    # has been since some time.
+    # Not counted as a whole yet.
+    "fluster_services.controller.scheduling.order": Core(
+        ("scheduler_lines", "scheduler", "fair_scheduling", "dispatch_of_namespaces", "kept_free"), None
+    ),
+    # Of no effect: a gang is not overtaken by itself, and each that is listed as overtaken has been since some time.
+    "fluster_services.controller.scheduling.waiting": Core(("scheduler_lines", "scheduler", "fair_scheduling"), None),
+    # Of no effect: a line stays as long as tasks of it are out.
     "fluster_services.controller.scheduling.scheduler": Core(("scheduler_lines", "scheduler", "fair_scheduling"), None),
     # Of no effect: a gang of which all tasks wait has nothing that could be started again.
     "fluster_services.gangs": Core(("gangs",), 1),

@@ -83,6 +83,7 @@ def _rows() -> list[tuple[str, list[Path], list[str]]]:
             question, files, names = (cell.strip() for cell in line.strip("|").split(" | "))
             linked = [_ROOT / target for target in _LINK.findall(files)]
             rows.append((question, linked, re.findall(r"`([\w.]+)`", names)))
+    assert rows, "CONTRIBUTING.md has no table of where to find things"
     return rows
 
 
