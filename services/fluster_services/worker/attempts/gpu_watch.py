@@ -65,16 +65,21 @@ class GpuWatch:
     async def look(self) -> None:
         """Look how the GPUs are, and who has them, and do what follows."""
         async with self._looking:
-            # Notes in locks are written by others: whatever one may have in it, it does not end this worker.
-            with self._faults.contained("the GPUs of worker %s stay as they were at the last look", self._worker_id):
-                await self._custody.look(self._ids, lambda: self._ledger.devices_in_use)
+            await self._look(lambda: self._ledger.devices_in_use)
             self._stop_unwell()
             await self._follow()
 
+    async def _look(self, in_use: Callable[[], frozenset[str]]) -> None:
+        # Notes in locks are written by others: whatever one may have in it, it ends neither this worker nor an attempt.
+        with self._faults.contained("the GPUs of worker %s stay as they were at the last look", self._worker_id):
+            await self._custody.look(self._ids, in_use)
+
     async def learn_names(self) -> None:
         """Know by their UUIDs what attempts were given by index, by an earlier version of this worker."""
-        indices = self._ledger.devices_in_use - set(self._ledger.device_ids)
-        if indices:
+        indices = {each for each in self._ledger.devices_in_use if each.isdecimal()} - set(self._ids)
+        if (
+            self._ids and indices
+        ):  # else the driver, which may be slow to answer, is not asked before the first heartbeat
             await self._custody.read()
             self._ledger.rename_devices(self._custody.names_of(indices))
 
@@ -93,7 +98,7 @@ class GpuWatch:
         """Its keeper found that another holds a GPU: when this returns, that is out of the capacity, unless it is free again."""
         own = frozenset(self._ledger.devices(attempt))
         async with self._looking:
-            await self._custody.look(self._ids, lambda: self._ledger.devices_in_use - own)
+            await self._look(lambda: self._ledger.devices_in_use - own)
             await self._follow()
 
     async def why_held(self, attempt: str) -> str | None:

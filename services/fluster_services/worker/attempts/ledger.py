@@ -65,7 +65,10 @@ class Ledger:
 
     @property
     def withheld_counts(self) -> tuple[tuple[str, int], ...]:
-        """(model, count) of the devices that are withheld, also those that an attempt still has."""
+        """(model, count) of the devices that are withheld, also those that an attempt still has.
+
+        The controller takes the latter from what is left twice, for the moments until that attempt has ended.
+        """
         return tuple(sorted(Counter(self._models[each] for each in self._withheld).items()))
 
     def rename_devices(self, names: Mapping[str, str]) -> None:

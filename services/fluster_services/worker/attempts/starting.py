@@ -205,7 +205,15 @@ class Starter:
                 job = await self._wait_go(row, key)
                 if job is None:
                     return None
+            began_at = time.monotonic()
             lease = await self._gpus.lease(key)
+            if (
+                time.monotonic() - began_at >= _BRIEF_S
+            ):  # a driver that hangs at one GPU holds up those who ask for others
+                wanted = await self._still_wanted(row, key)
+                if wanted is None:
+                    return None
+                row = wanted
             spec, payload = self._launcher.spec(row.value, job, prepared, lease)
             # This process may be stopped at any point, also here: the keeper looks at the clock itself.
             since = self._fence_since.pop(key)

@@ -94,6 +94,7 @@ class GpuCustody:
         if unwell or taken:
             self.unwell, self._taken = {**self.unwell, **unwell}, {**self._taken, **taken}
             raise GpuTakenError("; ".join(map(self.described, (*unwell, *taken))))
+        self._leased.update(ids)
         gpus = [gpu for name in ids if (gpu := by_id(inventory, name)) is not None]
         if len(gpus) < len(ids):  # they were given by hand, and no driver reports them
             return GpuLease(tuple(ids), {VISIBLE_VARIABLE: ",".join(ids), **ORDER})
