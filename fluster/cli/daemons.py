@@ -159,6 +159,8 @@ WORKER_SETTINGS = (
     Setting(
         "FLUSTER_GPUS", "MODEL:COUNT", "GPUs that it offers, 0 for none. Default: what nvidia-smi finds.", singular=True
     ),
+    Setting("FLUSTER_GPU_MASK", "index|uuid", "How tasks find their GPUs in CUDA_VISIBLE_DEVICES. Default: index."),
+    Setting("FLUSTER_GPU_LOCKS", "FOLDER", "With the locks of the machine's GPUs. Default: /run/lock, else /tmp."),
     Setting("FLUSTER_LABELS", "KEY=VALUE,…", "By what it differs from others.", is_repeatable=True),
     Setting("FLUSTER_RESOURCES", "NAME=COUNT,…", "What else it has, such as license=4.", is_repeatable=True),
     Setting("FLUSTER_MAX_CONCURRENT_JOBS", "COUNT", "Tasks that it has at once. Default: as many as have room."),

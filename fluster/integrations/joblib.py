@@ -34,10 +34,10 @@ _TALKATIVE = 10  # from where on joblib tells how it makes its batches
 
 def register() -> None:
     """Make `backend="fluster"` known to joblib, for `parallel_config` and for `Parallel` itself."""
-    register_parallel_backend("fluster", JoblibBackend)
+    register_parallel_backend("fluster", FlusterBackend)
 
 
-class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib has no types
+class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib has no types
     """Runs joblib's batches on a `pool`, or else on one of its own: of `num_workers` on the `cluster`.
 
     `n_jobs=-1` means all of the pool's workers. A pool of its own has as many as n_jobs says, or as the cluster (the

@@ -110,7 +110,12 @@ def test_public_classes_have_names_of_their_own(package: str) -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(_name(path))
     assert places
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    double = {name: found for name, found in places.items() if len(found) > 1}
+    # joblib shows its users this name, and finds it by a rule of its own; Zephyr's users name theirs.
+    assert double.pop("FlusterBackend", []) == (
+        ["fluster/integrations/joblib.py", "fluster/integrations/zephyr.py"] if package == "fluster" else []
+    )
+    assert double == {}
 
 
 @pytest.mark.parametrize("package", _PACKAGES)

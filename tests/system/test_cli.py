@@ -166,7 +166,10 @@ def test_a_worker_that_is_not_there_is_told_at_once(cli: Cli) -> None:
     try:
         assert done.returncode == 0
         assert "no worker named 'wroker-1' has been seen; did you mean 'worker-1'" in _one_line(done)
-        assert "no worker named 'wroker-1' has been seen" in cli.ok("explain", job_id)
+        explained = cli.ok("explain", job_id)
+        is_given_up = "UNSCHEDULABLE" in explained  # on a slow machine it is by then, and says it otherwise
+        told = "no worker wroker-1 takes work" if is_given_up else "no worker named 'wroker-1' has been seen"
+        assert told in explained
     finally:
         cli.ok("cancel", job_id)
     assert cli.run("submit", "--on", "worker-1", "--", "true").stderr == ""

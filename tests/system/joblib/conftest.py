@@ -9,7 +9,7 @@ from joblib import parallel_config
 
 from fluster import Cluster, LocalCluster, WorkerPool
 from fluster.cluster.refs import Ref
-from fluster.integrations.joblib import JoblibBackend, register
+from fluster.integrations.joblib import FlusterBackend, register
 from tests.system.joblib.calls import WORKERS
 
 register()
@@ -22,7 +22,7 @@ def pool(cluster: LocalCluster) -> Iterator[WorkerPool]:
 
 
 @pytest.fixture
-def backend(pool: WorkerPool) -> Iterator[JoblibBackend]:
+def backend(pool: WorkerPool) -> Iterator[FlusterBackend]:
     with parallel_config(backend="fluster", pool=pool) as config:
         yield config["backend"]
 

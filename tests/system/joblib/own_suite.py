@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fluster.cluster import LocalCluster
-from fluster.integrations.joblib import JoblibBackend, register
+from fluster.integrations.joblib import FlusterBackend, register
 
 _LOKY = "it looks at what loky keeps in its backend"
 _FILES = "it wants arrays in files, which workers on other machines do not have"
@@ -55,7 +55,7 @@ _WORKERS = 4
 HALF = "FLUSTER_TEST_HALF"  # of the tests: 0 or 1
 
 _clusters: list[LocalCluster] = []
-_kept: list[JoblibBackend] = []
+_kept: list[FlusterBackend] = []
 
 
 def pytest_sessionstart() -> None:
@@ -66,7 +66,7 @@ def pytest_sessionstart() -> None:
     os.environ["FLUSTER_CLUSTER_ADDRESS"] = str(cluster.address)
     register()
     # Others share its workers, so that not each test has to wait for some of its own.
-    _kept.append(JoblibBackend())
+    _kept.append(FlusterBackend())
     _kept[0]._workers.pool(_WORKERS, _kept[0]._thread_limits())
     # A program that takes longer is ended: on a busy machine to begin with the backend does.
     check = joblib.testing.check_subprocess_call

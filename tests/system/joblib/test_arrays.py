@@ -14,7 +14,7 @@ from joblib import Parallel, delayed, parallel_config
 from fluster import LocalCluster
 from fluster.cluster.refs import Ref
 from fluster.integrations import joblib_batches
-from fluster.integrations.joblib import JoblibBackend
+from fluster.integrations.joblib import FlusterBackend
 from fluster.integrations.joblib_batches import SharedArrays
 
 LARGE = 200_000  # float64s: more than a megabyte, from where on joblib shares arrays
@@ -30,7 +30,7 @@ def write(array: Any) -> Any:
     return array
 
 
-def test_a_large_array_is_sent_once_and_freed(backend: JoblibBackend, puts: list[weakref.ref[Ref[Any]]]) -> None:
+def test_a_large_array_is_sent_once_and_freed(backend: FlusterBackend, puts: list[weakref.ref[Ref[Any]]]) -> None:
     array = np.arange(float(LARGE))
     for count in (1, 2):  # once for each call
         found = Parallel(batch_size=1)(delayed(about)(array, each) for each in range(30))
@@ -41,7 +41,7 @@ def test_a_large_array_is_sent_once_and_freed(backend: JoblibBackend, puts: list
     assert len(backend._arrays) == 0
 
 
-def test_also_one_that_lies_in_other_objects(backend: JoblibBackend, puts: list[weakref.ref[Ref[Any]]]) -> None:
+def test_also_one_that_lies_in_other_objects(backend: FlusterBackend, puts: list[weakref.ref[Ref[Any]]]) -> None:
     array = np.asfortranarray(np.arange(float(LARGE)).reshape(2, -1))
     calls = [delayed(lambda found, place: found["x"][0][0, place])({"x": [array]}, place) for place in range(9)]
     assert Parallel(batch_size=1)(calls) == list(range(9))
@@ -49,7 +49,7 @@ def test_also_one_that_lies_in_other_objects(backend: JoblibBackend, puts: list[
 
 
 def test_arrays_that_go_are_freed_while_calls_run(
-    backend: JoblibBackend, puts: list[weakref.ref[Ref[Any]]], monkeypatch: pytest.MonkeyPatch
+    backend: FlusterBackend, puts: list[weakref.ref[Ref[Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alive: list[int] = []
 
@@ -63,7 +63,7 @@ def test_arrays_that_go_are_freed_while_calls_run(
     assert max(alive) < 15
 
 
-def test_smaller_arrays_may_be_written_to_and_so_may_results(backend: JoblibBackend) -> None:
+def test_smaller_arrays_may_be_written_to_and_so_may_results(backend: FlusterBackend) -> None:
     array = np.zeros(SMALL)
     found = Parallel()(delayed(write)(array) for _ in range(4))
     found[0] += 1
@@ -73,7 +73,7 @@ def test_smaller_arrays_may_be_written_to_and_so_may_results(backend: JoblibBack
 
 @pytest.mark.parametrize("asked", [{"max_nbytes": None}, {"mmap_mode": None}, {"mmap_mode": "c"}], ids=str)
 def test_large_arrays_may_be_written_to_when_that_is_asked_for(
-    backend: JoblibBackend, puts: list[Any], asked: dict[str, Any]
+    backend: FlusterBackend, puts: list[Any], asked: dict[str, Any]
 ) -> None:
     array = np.zeros(LARGE)
     found = Parallel(**asked)(delayed(write)(array) for _ in range(2))
@@ -81,7 +81,7 @@ def test_large_arrays_may_be_written_to_when_that_is_asked_for(
     assert not puts
 
 
-def test_how_large_is_large_can_be_said(backend: JoblibBackend, puts: list[Any]) -> None:
+def test_how_large_is_large_can_be_said(backend: FlusterBackend, puts: list[Any]) -> None:
     array = np.zeros(1_000)
     assert [value for value, _ in Parallel(max_nbytes="1K")(delayed(about)(array, 0) for _ in range(3))] == [0.0] * 3
     assert len(puts) == 1
@@ -102,7 +102,7 @@ def test_no_more_arrays_are_kept_than_there_is_room_for(cluster: LocalCluster, m
 
 
 @pytest.mark.slow  # scikit-learn takes its time to import, in each worker
-def test_grid_search(backend: JoblibBackend, puts: list[Any]) -> None:
+def test_grid_search(backend: FlusterBackend, puts: list[Any]) -> None:
     from sklearn.datasets import make_classification
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.model_selection import GridSearchCV

@@ -30,7 +30,7 @@ from fluster import (
     WorkerPool,
 )
 from fluster.integrations import joblib_workers
-from fluster.integrations.joblib import JoblibBackend
+from fluster.integrations.joblib import FlusterBackend
 from fluster.integrations.joblib_workers import OwnWorkers, _room_for
 from fluster_bus.core.errors import ClosedError
 from fluster_bus.messages.workers import Capacity
@@ -214,7 +214,7 @@ def test_the_current_cluster_is_closed_and_no_other_is_started(
 def test_two_at_once_share_the_workers_that_one_of_them_has_all_of(tmp_path: Path) -> None:
     """Else the second would wait for room until the first has ended, and the first for who reads it after the second."""
     with LocalCluster(cpu=2) as cluster, Cluster(cluster.address) as connected:
-        backends = [JoblibBackend(cluster=connected) for _ in range(2)]
+        backends = [FlusterBackend(cluster=connected) for _ in range(2)]
         first = Parallel(n_jobs=-1, backend=backends[0], return_as="generator")(
             delayed(square)(each) for each in range(9)
         )
