@@ -207,7 +207,7 @@ def print_logs(
     from fluster.cluster.jobs.job_logs import LogQuery
     from fluster_bus.messages.parts.arrays import number_in
 
-    gc.freeze()  # what is here stays; each 700 lines would else have some of it looked through again
+    gc.freeze()  # else the collector looks through all modules again while it prints many lines
     query = LogQuery(job_id, follow=follow, **(wanted or {}))
     array_id_of = None if array is None else functools.partial(number_in, array)
     return print_chunks(cluster.log_chunks(query), as_json=options.json, numbered=numbered, array_id_of=array_id_of)

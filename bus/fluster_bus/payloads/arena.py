@@ -36,7 +36,7 @@ from fluster_bus.payloads.pickles import Pickled
 LENT = b"\x01"  # the first byte
 _ALIGNMENT = 64  # of each piece, as arrays like it
 _FIXED = struct.Struct("<cII16sIQQI")
-_MAX_BYTES = 1 << 47  # there is no more memory that a process could name
+_MAX_BYTES = 1 << 47  # a process on x86-64 can address no more
 _MAX_NUMBER = (1 << 31) - 1
 
 

@@ -22,7 +22,7 @@ class Mapping:
     """An arena of another process, and what this one holds of it."""
 
     def __init__(self, reference: Reference) -> None:
-        """Raises PayloadLostError when there is no such arena, or no longer, that this user may read."""
+        """Raises PayloadLostError when the arena is gone, or this user may not read it."""
         path, name = Path(f"/proc/{reference.pid}/fd/{reference.fd}"), Path(file_name(reference.arena))
         try:
             if path.readlink() != name:  # before it is opened: by then it may be anything

@@ -87,8 +87,8 @@ class LogPump:
         """Publish what the spool has by now, or has at least up to the offset `up_to`. Waits for the bus when it is away: nothing
         is lost or doubled.
         """
-        # A task that writes all the time would else be followed line by line: each batch has what was written while the one
-        # before was stored. The keeper says some milliseconds later how far it is then.
+        # Read up to `up_to` only: of a task that writes all the time there is always a little more, and each little batch costs
+        # a round trip. The keeper reports the next offset 20 ms later.
         while (start := min(self._published.values())) < (math.inf if up_to is None else up_to):
             newest = max(self._published.values())
             # What one stream has stored already is read by itself: it is the other's only.
