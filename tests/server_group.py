@@ -50,11 +50,15 @@ class ServerGroup:
     def _file(self, number: int) -> Path:
         return self.folder / f"server-{number}.conf"
 
+    def _log(self, number: int) -> Path:
+        return self.folder / f"server-{number}.log"
+
     def _stored(self, number: int) -> Path:
         return self.folder / f"store-{number}"
 
     def _started(self, number: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([find_binary(), "--config", self._file(number)], stderr=subprocess.DEVNULL)
+        with self._log(number).open("ab") as log:
+            return subprocess.Popen([find_binary(), "--config", self._file(number)], stderr=log)
 
     def url(self, number: int) -> str:
         return f"nats://127.0.0.1:{self.ports[number]}"

@@ -40,6 +40,8 @@ QUICK = scaled(LOCAL_TIMING, 0.2)
 # For those who come back in time: starting a daemon can take a while.
 PATIENT = Timing(heartbeat_s=0.2, fence_after_s=30, worker_timeout_s=60, kill_grace_s=0.4, unschedulable_after_s=0.3)
 
+LOG_SHOWN = 20_000  # characters of each daemon's log that a failed test shows
+
 # The beginning of a daemon's program: its clocks may be off, as files say that are read each time.
 CLOCKS = """
 import base64, os, pickle, signal, sys, time
@@ -84,6 +86,9 @@ class Daemons:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            for name in self.running:  # pytest shows it with the test's error
+                print(f"---- the end of {name}'s log\n{self.log(name)[-LOG_SHOWN:]}")
         os.close(self._owner)
         os.close(self._owner_end)
         for process in self.running.values():
@@ -152,6 +157,11 @@ class Daemons:
         assert self.server.pid is not None
         os.kill(self.server.pid, signal.SIGKILL)
         self.server.wait(60)
+
+    def restart_server(self) -> None:
+        """Kill the server, and start it again with what it has stored."""
+        self.kill_server()
+        self.server.start()
 
     def set_clock(self, name: str, off_s: float) -> None:
         """Set a wall clock that is in `clocks`, at once: a reader finds the old value or the new one."""

@@ -312,13 +312,11 @@ def test_the_result_survives_the_death_of_the_worker_and_of_the_server(family: F
             daemons.kill("w1")
             gate.touch()
             wait_until(lambda: not family.named("fluster-task"), PATIENCE_S)  # it ended without a worker to report to
-            daemons.kill_server()
-            daemons.server.start()
+            daemons.restart_server()
             daemons.start_worker()
             assert cluster.result(job_id, timeout=PATIENCE_S) == b"x" * 1_500_000
             assert cluster.poll(job_id).tasks[0].attempt == 1
-            daemons.kill_server()
-            daemons.server.start()
+            daemons.restart_server()
             assert cluster.result(job_id, timeout=PATIENCE_S) == b"x" * 1_500_000
 
 
