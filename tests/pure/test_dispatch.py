@@ -167,6 +167,31 @@ def test_who_declines_by_name_is_asked_again_soon_if_it_said_that_it_has_room(
     assert not cluster.dispatch.unfit(JobKey(Namespace("default"), JobId("job")))
 
 
+@pytest.mark.parametrize(("cpu", "asked"), [(1, 1), (3, 3)])  # on a level, and between two: then by name too
+def test_a_worker_with_room_that_listens_to_nothing_is_offered_it_again_when_it_is_heard(cpu: float, asked: int) -> None:
+    """The controller is back on a restarted server before the worker, which has as much room as it said before."""
+    cluster = Cluster()
+    free = Capacity(cpu=4, memory=64 * GIB, namespaces=(Namespace("default"),))
+    cluster.submit("job", cpu)
+    assert len(cluster.offer(*[None] * asked)) == asked
+    assert cluster.taken() == []
+    for worker_id in (A, B):
+        assert cluster.roster.on_beat(worker_id, now=1.0, free=free)
+        assert not cluster.roster.on_beat(worker_id, now=2.0, free=free)
+
+
+def test_a_worker_missed_nothing_that_is_full_or_was_not_to_have_it() -> None:
+    cluster = Cluster()
+    free = Capacity(cpu=4, memory=64 * GIB, namespaces=(Namespace("default"),))
+    cluster.claim(cluster.submit("other", 3), A)
+    cluster.submit("job", 3)
+    cluster.offer(None, _lacks(B))
+    cluster.dispatch.take()
+    cluster.find_nobody()
+    assert not cluster.roster.on_beat(A, now=1.0, free=free)
+    assert not cluster.roster.on_beat(B, now=1.0, free=free)
+
+
 def test_who_lacks_by_name_what_the_job_names_is_passed_over_and_told_of() -> None:
     cluster = Cluster()
     cluster.submit("job", 3)

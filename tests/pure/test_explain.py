@@ -23,12 +23,15 @@ from fluster_services.controller.state.roster import WorkerView
 NOW = 1_000.0
 
 
-def view(name: str, cpu: float, *, free: float | None = None, jobs: tuple[str, ...] = ()) -> WorkerView:
+def view(
+    name: str, cpu: float, *, free: float | None = None, jobs: tuple[str, ...] = (), is_away: bool = False
+) -> WorkerView:
     return WorkerView(
         name,
         Capacity(cpu=cpu, memory=16 * GIB),
         Capacity(cpu=cpu if free is None else free, memory=16 * GIB),
         jobs,
+        is_away,
     )
 
 
@@ -64,6 +67,25 @@ def pending(cpu: float = 1, *, replicas: int = 1) -> JobRecord:
             [view("w1", 4)],
             1,
             "needs 2 CPUs, 1 GiB memory; there is room on w1, and it is being offered; one task is before it",
+        ),
+        (
+            2,
+            [view("w1", 4, is_away=True), view("w2", 4, free=1), view("w3", 4, is_away=True)],
+            0,
+            "needs 2 CPUs, 1 GiB memory; there is room on w1 and w3, but no connection to them: offered again once one is heard; "
+            "next in line",
+        ),
+        (
+            2,
+            [view("w1", 4, is_away=True)],
+            0,
+            "needs 2 CPUs, 1 GiB memory; there is room on w1, but no connection to it: offered again once it is heard; next in line",
+        ),
+        (
+            2,
+            [view("w1", 4, is_away=True), view("w2", 4)],
+            0,
+            "needs 2 CPUs, 1 GiB memory; there is room on w1 and w2, and it is being offered; next in line",
         ),
     ],
 )

@@ -47,6 +47,16 @@ def test_a_worker_that_is_heard_again_lives() -> None:
     assert liveness.take_lost(now=30) == [W1]
 
 
+def test_a_worker_that_missed_an_offer_says_by_its_next_beat_that_it_is_back() -> None:
+    liveness = Liveness(10)
+    liveness.on_missed_offer(W1)  # never heard: its first beat tells as it is
+    assert liveness.on_beat(W1, now=0, free=SOME)
+    assert not liveness.on_beat(W1, now=1, free=SOME)
+    liveness.on_missed_offer(W1)
+    assert liveness.on_beat(W1, now=2, free=SOME)
+    assert not liveness.on_beat(W1, now=3, free=SOME)
+
+
 def test_a_worker_that_registers_anew_has_its_full_time() -> None:
     """It may be offered tasks before its first beat is heard."""
     liveness = Liveness(10)

@@ -258,6 +258,19 @@ def test_a_worker_that_comes_back_in_time_adopts_what_it_left(
     assert gone(tmp_path, 1)
 
 
+def test_a_task_that_was_offered_before_its_worker_was_back_is_offered_again(daemons: Daemons, client: Cluster) -> None:
+    """The controller has found the restarted server first. The worker is heard in time, with the room that it had."""
+    daemons.start_worker()
+    assert client.wait(client.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+    daemons.kill("w1", signal.SIGSTOP)
+    daemons.restart_server()
+    job_id = client.launch(command("true"))
+    wait_until(lambda: "no connection to it" in client.explain(job_id), PATIENCE_S, lambda: client.explain(job_id))
+    daemons.kill("w1", signal.SIGCONT)
+    info = client.wait(job_id, timeout=PATIENCE_S)
+    assert (info.status, info.tasks[0].attempt) == (JobStatus.SUCCEEDED, 1)
+
+
 def test_a_worker_without_its_template_ends_and_the_next_adopts_what_it_left(
     daemons: Daemons, client: Cluster, tmp_path: Path
 ) -> None:

@@ -364,6 +364,8 @@ class Dispatch:
             else:
                 if is_worth_repeating:
                     self._open_later()  # the line waits as a whole, and so stays in order
+                else:
+                    self._roster.on_no_listener(need, spared={*self.spared(place), *need.elsewhere})
                 # Room that came while the offer was out must not be forgotten because of the answer from before.
                 self.scheduler.on_declined(place, need, room=rooms != self._rooms)
         self._come_back()

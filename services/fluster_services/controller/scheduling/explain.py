@@ -171,7 +171,12 @@ def _why_waiting(waiting: Sequence[TaskRecord], workers: Sequence[WorkerView], a
         return capacity.misfit(need, [(worker.name, worker.total) for worker in workers])
     line = _place(ahead)
     names = _listed([worker.name for worker in fitting])
-    if any(capacity.fits(need, worker.free) for worker in fitting):
+    with_room = [worker for worker in fitting if capacity.fits(need, worker.free)]
+    if with_room and all(worker.is_away for worker in with_room):
+        away = _listed([worker.name for worker in with_room])
+        until = "it: offered again once it is heard" if len(with_room) == 1 else "them: offered again once one is heard"
+        return f"needs {capacity.describe(need)}; there is room on {away}, but no connection to {until}; {line}"
+    if with_room:
         return f"needs {capacity.describe(need)}; there is room on {names}, and it is being offered; {line}"
     busy = _busy(need, fitting)
     jobs = sorted({job for worker in fitting for job in worker.jobs})

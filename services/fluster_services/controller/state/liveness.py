@@ -15,6 +15,7 @@ class _Worker:
     timeout_s: float
     missed_beats: int = 0
     judged_lost: bool = False
+    missed_offer: bool = False  # one found no listener there
 
 
 class Liveness:
@@ -31,14 +32,27 @@ class Liveness:
         self._workers: dict[WorkerId, _Worker] = {}
 
     def on_beat(self, worker_id: WorkerId, *, now: float, free: Capacity) -> bool:
-        """A worker lives. Returns True when it has more room than it said before, or is new or back."""
+        """A worker lives. Returns True when it may take what it did not take before: it has more room than it said, or is new or
+        back, or an offer found no listener there.
+        """
         known = self._workers.get(worker_id)
         if known is None:
             self._workers[worker_id] = _Worker(now, free, self._timeout_s)
             return True
-        has_more = known.judged_lost or _has_more(free, known.free)
-        known.heard_at, known.free, known.missed_beats, known.judged_lost = now, free, 0, False
-        return has_more
+        may_take_more = known.judged_lost or known.missed_offer or _has_more(free, known.free)
+        known.heard_at, known.free, known.missed_beats = now, free, 0
+        known.judged_lost = known.missed_offer = False
+        return may_take_more
+
+    def on_missed_offer(self, worker_id: WorkerId) -> None:
+        """No program listened to an offer that the worker had room for: its connection is away, and may come back."""
+        if worker_id in self._workers:
+            self._workers[worker_id].missed_offer = True
+
+    def has_missed_offer(self, worker_id: WorkerId) -> bool:
+        """True since `on_missed_offer` until it is heard again."""
+        worker = self._workers.get(worker_id)
+        return worker is not None and worker.missed_offer
 
     def expect(self, worker_id: WorkerId, *, now: float, timeout_s: float = 0.0) -> None:
         """A worker is known from the records: it has its full time to be heard, by its own setting if that is longer."""

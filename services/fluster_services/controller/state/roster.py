@@ -51,11 +51,21 @@ class Roster:
         self._changed.add(worker_id)
 
     def on_beat(self, worker_id: WorkerId, *, now: float, free: Capacity) -> bool:
-        """A worker lives. Returns True when it has more room than it said before, or is new or back."""
-        has_more = self.liveness.on_beat(worker_id, now=now, free=free)
-        if has_more:
+        """A worker lives. Returns True when it may take what it did not take before, see `Liveness.on_beat`."""
+        may_take_more = self.liveness.on_beat(worker_id, now=now, free=free)
+        if may_take_more:
             self._changed.add(worker_id)
-        return has_more
+        return may_take_more
+
+    def on_no_listener(self, need: Capacity, /, *, spared: Collection[WorkerId]) -> None:
+        """No program listened to an offer of that: those with room, by the records and by what they said, missed it.
+
+        Their connections are away, as after the server's restart. Each tells by its next beat that it is back. The workers in
+        `spared` were not to have it.
+        """
+        for worker_id, _ in self.with_room(need):
+            if worker_id not in spared and capacity.fits(need, self.said_free(worker_id)):
+                self.liveness.on_missed_offer(worker_id)
 
     def take_lost(self, *, now: float) -> list[WorkerId]:
         """The workers that have been silent for too long, each once. Asked once for each interval between beats."""
@@ -127,7 +137,10 @@ class Roster:
         """The workers that live and take work, as far as it matters to tasks that wait for them, by name."""
         self._catch_up()
         jobs = {each: {key.job_id for key, _ in self._books.held_by(each)} for each in self._rooms}
-        return [dataclasses.replace(view, jobs=tuple(sorted(jobs[each]))) for each, view in sorted(self._rooms.items())]
+        return [
+            dataclasses.replace(view, jobs=tuple(sorted(jobs[each])), is_away=self.liveness.has_missed_offer(each))
+            for each, view in sorted(self._rooms.items())
+        ]
 
     def rooms(self) -> Collection[WorkerView]:
         """The same workers, without what they hold, in any order."""
@@ -185,3 +198,4 @@ class WorkerView:
     total: Capacity
     free: Capacity
     jobs: tuple[str, ...] = ()  # those whose tasks it holds
+    is_away: bool = False  # it had room for an offer, found no listener, and was not heard since

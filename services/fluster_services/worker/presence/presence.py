@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import platform
@@ -61,6 +62,7 @@ class Presence:
         self._on_apart = on_apart
         self._on_unknown = on_unknown
         self._apart: str | None = None
+        self._due = asyncio.Event()  # a beat is sent before its time
         self.heard_at = fence_clock()  # when the last sign of life that was heard was sent
         self._info = WorkerInfo(
             worker_id=worker_id,
@@ -149,11 +151,15 @@ class Presence:
             await asyncio.sleep(self._timing.heartbeat_s)
 
     async def beat_forever(self) -> None:
-        """Tell again and again that this worker lives."""
+        """Tell again and again that this worker lives, and at once when its connection is back."""
+        self._bus.on_reconnect(self._due.set)
         while True:
             started = time.monotonic()
+            self._due.clear()
             await self.beat()
-            await asyncio.sleep(max(0.0, self._timing.heartbeat_s - (time.monotonic() - started)))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timing.heartbeat_s - (time.monotonic() - started)):
+                    await self._due.wait()
 
     async def beat(self) -> bool:
         """Tell once that this worker lives; whether it was heard."""
