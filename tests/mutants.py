@@ -47,13 +47,13 @@ CORES = {
     "fluster_services.controller.scheduling.dispatch": Core(("dispatch", "kept_free", "dispatch_of_namespaces"), 26),
     # Decides nothing: how many beats are served at once, digits that are shown, and a moment of no length.
     "fluster_services.controller.scheduling.worker_monitor": Core(("worker_monitor",), 3),
-    "fluster_services.controller.state.liveness": Core(("liveness", "worker_monitor", "roster"), 0),
+    "fluster_services.controller.state.liveness": Core(("liveness", "worker_monitor", "worker_index"), 0),
     # Of no effect: what follows of a gang is nothing for a job that is none.
     "fluster_services.controller.rules.reconcile": Core(("reconcile", "gangs"), 1),
     # Of no effect: a worker that has a bound on its tasks says how many it has left.
     "fluster_services.controller.scheduling.reservation": Core(("reservation",), 1),
     # Of no effect: amounts are equally long.
-    "fluster_services.controller.state.roster": Core(("roster", "dispatch"), 1),
+    "fluster_services.controller.state.worker_index": Core(("worker_index", "dispatch"), 1),
     # Not counted as a whole yet.
     "fluster_services.controller.scheduling.order": Core(
         ("scheduler_lines", "scheduler", "fair_scheduling", "dispatch_of_namespaces", "kept_free"), None

@@ -12,7 +12,7 @@ from benchmarks.simulator.workload import NAMESPACE
 from fluster_bus.core import buckets
 from fluster_bus.messages import JobStatus, Offer, OfferReply, TaskRecord
 from fluster_services import capacity, gangs, lifecycle
-from fluster_services.controller.state.books import JobEntry, JobKey
+from fluster_services.controller.state.job_index import JobEntry, JobKey
 from fluster_services.gangs import EpochDecision
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Fleet:
 
     def _claim(self, machine: Machine, offer: Offer) -> bool:
         simulation, job = self._simulation, JobKey(offer.namespace, offer.job_id)
-        entry = simulation.books.get(job)
+        entry = simulation.job_index.get(job)
         row = entry.tasks.get(offer.task) if entry is not None else None
         if row is None or row.revision != offer.revision:
             return False
@@ -91,7 +91,7 @@ class Fleet:
         """The attempt's record, as long as the machine has it."""
         if attempt.machine.attempts.get(attempt.name) is not attempt:
             return None
-        entry = self._simulation.books.get(attempt.job)
+        entry = self._simulation.job_index.get(attempt.job)
         return entry.tasks[attempt.record.task].value if entry is not None else None
 
     def _give_back(self, attempt: Attempt) -> None:
@@ -172,16 +172,16 @@ class Fleet:
     # ---- life and death ---------------------------------------------------------------------------------
 
     def _register(self, machine: Machine) -> None:
-        self._simulation.roster.on_registered(machine.info, now=self._simulation.clock.now)
+        self._simulation.worker_index.on_registered(machine.info, now=self._simulation.clock.now)
         self.listeners.cover(machine)
 
     def _beat(self, group: int) -> None:
         """A part of the workers is heard; once in each interval the controller judges."""
-        simulation, roster = self._simulation, self._simulation.roster
+        simulation, worker_index = self._simulation, self._simulation.worker_index
         now, has_room = simulation.clock.now, False
         for machine in self.machines[group::_BEATS]:
             if machine.is_up:
-                has_room |= roster.on_beat(machine.worker_id, now=now, free=machine.ledger.free)
+                has_room |= worker_index.on_beat(machine.worker_id, now=now, free=machine.ledger.free)
         if group == 0:
             simulation.judge()
         if has_room:
@@ -209,7 +209,7 @@ class Fleet:
         simulation = self._simulation
         simulation.figures.on_cpu(simulation.clock.now, up=machine.info.total.cpu)
         self._register(machine)
-        for _, row in simulation.books.held_by(machine.worker_id):  # it was away for less than the timeout
+        for _, row in simulation.job_index.held_by(machine.worker_id):  # it was away for less than the timeout
             lost = lifecycle.lose_worker(
                 row.value, worker_id=machine.worker_id, now=simulation.clock.now, reason="its worker was restarted"
             )

@@ -16,7 +16,7 @@ from fluster_bus.messages import Capacity, JobRecord, Offer, OfferReply, TaskRec
 from fluster_bus.storage.tables import Row
 from fluster_services import capacity, gangs
 from fluster_services.controller.scheduling.order import Place, place_in_line
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 
 if TYPE_CHECKING:
     from benchmarks.simulator.simulation import Simulation
@@ -56,7 +56,7 @@ class Gathering:
 
     def on_job_changed(self, key: JobKey) -> None:
         """Records of a gang have changed."""
-        entry, dispatch = self._simulation.books.get(key), self._simulation.dispatch
+        entry, dispatch = self._simulation.job_index.get(key), self._simulation.dispatch
         if entry is None or entry.job is None:
             return
         job, tasks = entry.job.value, entry.task_records()
@@ -97,7 +97,7 @@ class Gathering:
             spared = self._simulation.dispatch.spared(gang.place)
             if gang.count >= refused.get((gang.need, spared), gang.count + 1):
                 continue
-            room = self._simulation.roster.with_room(gang.need)
+            room = self._simulation.worker_index.with_room(gang.need)
             workers = gangs.assign(gang.need, gang.count, (each for each in room if each[0] not in spared))
             if len(workers) == gang.count:
                 self._gather(key, workers)
@@ -105,7 +105,7 @@ class Gathering:
             refused[gang.need, spared] = gang.count
 
     def _gather(self, key: JobKey, workers: list[WorkerId]) -> None:
-        entry = self._simulation.books.get(key)
+        entry = self._simulation.job_index.get(key)
         assert entry is not None
         assert entry.job is not None
         epoch = max(entry.job.value.epoch, *(row.value.epoch for row in entry.tasks.values())) + 1

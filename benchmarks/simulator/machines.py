@@ -11,7 +11,7 @@ from fluster_bus.core import subjects
 from fluster_bus.messages import Capacity, TaskRecord, WorkerId, WorkerInfo
 from fluster_services import capacity
 from fluster_services.capacity import CapacityClass
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from fluster_services.worker.attempts.ledger import Ledger
 
 

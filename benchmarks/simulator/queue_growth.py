@@ -13,7 +13,7 @@ from fluster_services import capacity, job_lifecycle, lifecycle
 from fluster_services.controller.rules.reconcile import next_records
 from fluster_services.controller.scheduling.order import Place, place_in_line
 from fluster_services.controller.scheduling.scheduler import Scheduler
-from fluster_services.controller.state.books import Books, JobKey, record_key
+from fluster_services.controller.state.job_index import JobIndex, JobKey, record_key
 
 FEW, MANY = 100, 100_000
 _MEASURED, _ROUNDS = 1_000, 5
@@ -28,14 +28,14 @@ class Backlog:
         self._requests = [
             request for _, request in Workload(workers=1, jobs=1, load=1, tasks_up_to=1).shares if not request.gang
         ]
-        self._books, self._scheduler = Books(), Scheduler()
+        self._job_index, self._scheduler = JobIndex(), Scheduler()
         self._submitted = self._revision = 0
         for _ in range(queued):
             self._submit()
 
     def _apply(self, record: JobRecord | TaskRecord) -> JobKey | None:
         self._revision += 1
-        return self._books.apply(Row(record_key(record), record, self._revision))
+        return self._job_index.apply(Row(record_key(record), record, self._revision))
 
     def _submit(self) -> None:
         self._submitted += 1
@@ -53,7 +53,7 @@ class Backlog:
     def pass_one_through(self) -> None:
         """Dispatch the first one, let it end, and submit another."""
         ((place, need),) = self._scheduler.take(1)
-        entry = self._books.get(place.job)
+        entry = self._job_index.get(place.job)
         assert entry is not None
         assert capacity.fits(need, _MACHINE)
         self._scheduler.on_accepted(need, place)

@@ -1,7 +1,7 @@
 """A cluster in one process: the controller's own decisions, without a bus, by a clock that jumps.
 
 The same code as in a controller decides which task is offered next, to whom, what follows from each answer and what is
-kept free for whom (Dispatch, Scheduler, Roster), what becomes of records (lifecycle, reconcile, dependencies, the rules of
+kept free for whom (Dispatch, Scheduler, WorkerIndex), what becomes of records (lifecycle, reconcile, dependencies, the rules of
 gangs), and who is lost (Liveness). Workers answer by their own Ledger and listen by their own rule.
 
 What is simulated is what lies between them: messages that take their time, attempts that run and end or fail, machines
@@ -29,9 +29,9 @@ from fluster_services.config import Timing
 from fluster_services.controller.rules.reconcile import missing_tasks, next_records
 from fluster_services.controller.scheduling.dispatch import Asking, Dispatch
 from fluster_services.controller.scheduling.waits import Waits
-from fluster_services.controller.state.books import Books, JobEntry, JobKey, record_key
+from fluster_services.controller.state.job_index import JobEntry, JobIndex, JobKey, record_key
 from fluster_services.controller.state.liveness import Liveness
-from fluster_services.controller.state.roster import Roster
+from fluster_services.controller.state.worker_index import WorkerIndex
 
 _MESSAGE_S = 0.001  # there, the claim's write, and back
 # Slower than the default, as a beat costs the simulation what it costs a controller.
@@ -45,11 +45,11 @@ class Simulation:
         self.workload = workload
         self.timing = TIMING
         self.clock = Clock()
-        self.books = Books()
+        self.job_index = JobIndex()
         beats = int(TIMING.worker_timeout_s / TIMING.heartbeat_s)
-        self.roster = Roster(self.books, Liveness(TIMING.worker_timeout_s, beats=beats))
+        self.worker_index = WorkerIndex(self.job_index, Liveness(TIMING.worker_timeout_s, beats=beats))
         self.waits = Waits()
-        self.dispatch = Dispatch(self.books, self.roster, self, reserve_after_s=TIMING.reserve_after_s)
+        self.dispatch = Dispatch(self.job_index, self.worker_index, self, reserve_after_s=TIMING.reserve_after_s)
         self.gathering = Gathering(self)
         self.fleet = Fleet(self)
         self.figures = Figures(sum(machine.info.total.cpu for machine in self.fleet.machines))
@@ -69,7 +69,7 @@ class Simulation:
 
     def check(self) -> None:
         """Raise AssertionError when what is known does not fit together."""
-        self.books.sanity_check()
+        self.job_index.sanity_check()
         self.dispatch.scheduler.sanity_check()
         for machine in self.fleet.machines:
             machine.check()
@@ -97,12 +97,12 @@ class Simulation:
     def write(self, record: JobRecord | TaskRecord) -> None:
         """As the controller takes in a record, with all that follows from it."""
         self._revision += 1
-        key = self.books.apply(Row(record_key(record), record, self._revision))
+        key = self.job_index.apply(Row(record_key(record), record, self._revision))
         assert key is not None
         if isinstance(record, TaskRecord):
             self._apply_task(key, record)
         elif record.state.finished():
-            self._marked += self.books.dependents(key)
+            self._marked += self.job_index.dependents(key)
         self.mark(key)
 
     def _apply_task(self, key: JobKey, task: TaskRecord) -> None:
@@ -125,7 +125,7 @@ class Simulation:
             self._is_settling = False
 
     def _settle(self, key: JobKey) -> None:
-        entry = self.books.get(key)
+        entry = self.job_index.get(key)
         if entry is None or entry.job is None:
             return
         job = entry.job.value
@@ -133,16 +133,16 @@ class Simulation:
             self.gathering.on_job_changed(key)
             self.fleet.look(entry)
         if job.state.finished():
-            if not self.books.dependents(key):
+            if not self.job_index.dependents(key):
                 self.figures.on_ended(job.state)
-                self.books.discard(key)
+                self.job_index.discard(key)
                 self.waits.forget(key)
                 self.dispatch.remove_gang(key)
             return
         self._write_what_follows(key, entry, job)
 
     def _write_what_follows(self, key: JobKey, entry: JobEntry, job: JobRecord) -> None:
-        after = self.books.dependencies(key) if job_lifecycle.awaits_others(job) else None
+        after = self.job_index.dependencies(key) if job_lifecycle.awaits_others(job) else None
         is_gathering = job.request.gang and self.gathering.is_gathering(key)
         wanted = next_records(entry, now=self.clock.now, parent=None, after=after, is_gathering=is_gathering)
         for record in wanted:
@@ -201,10 +201,10 @@ class Simulation:
     def judge(self) -> None:
         """As a controller judges its workers at each beat's interval."""
         now = self.clock.now
-        self.roster.take_lost(now=now)
-        for worker_id in self.roster.dead():
-            for record, _revision in self.roster.lost_tasks(worker_id, now=now, reason="not heard"):
+        self.worker_index.take_lost(now=now)
+        for worker_id in self.worker_index.dead():
+            for record, _revision in self.worker_index.lost_tasks(worker_id, now=now, reason="not heard"):
                 self.write(record)
-            if worker_id in self.roster.workers:
-                self.roster.on_left(worker_id)
-        self.roster.note_misfits(self.dispatch.scheduler.needs(), now=now)
+            if worker_id in self.worker_index.workers:
+                self.worker_index.on_left(worker_id)
+        self.worker_index.note_misfits(self.dispatch.scheduler.needs(), now=now)

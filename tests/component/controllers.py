@@ -73,7 +73,7 @@ class RunningController:
         await asyncio.gather(task, return_exceptions=True)
         await self.bus._nats.close()
         await self.bus.close()
-        self.controller.books.sanity_check()
+        self.controller.job_index.sanity_check()
         self.controller.dispatch.scheduler.sanity_check()
 
 

@@ -20,7 +20,7 @@ from fluster_bus.messages.records import Replacement
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage import submissions as submissions_module
 from fluster_bus.storage.streams import jobs_table, records_table, tasks_table
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from tests.component.controllers import (
     NS,
     F,
@@ -291,13 +291,13 @@ async def test_the_end_of_the_old_job_is_kept_whole_when_its_replacement_is_stop
     await start_worker(plan=FAIL)
     await cluster.launch(job_request(job_id=MINE, cpu=2))
     assert (await cluster.wait(MINE, timeout=60)).status is F
-    table, books = jobs_table(controller.bus, NS), controller.controller.books
+    table, job_index = jobs_table(controller.bus, NS), controller.controller.job_index
     row = await table.get(MINE)
     assert row is not None
     error = TaskError(type="ValueError", message="no", traceback="t" * 5_000, pickled=b"p" * 5_000)
     ended = row.value.model_copy(update={"error": error, "replacement": Replacement(order=row.value.order + 1)})
     revision = await table.update(MINE, ended, row.revision)
-    await wait_until_async(lambda: books.has_seen(NS, MINE, revision))
+    await wait_until_async(lambda: job_index.has_seen(NS, MINE, revision))
     await cluster.terminate(MINE, reason="enough")
     row = await table.get(MINE)
     assert row is not None

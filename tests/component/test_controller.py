@@ -227,7 +227,7 @@ async def test_a_record_that_changes_while_others_are_written_is_not_overwritten
     assert await worker.end(second)
 
     def seen() -> bool:
-        return len(controller.controller.books.held_by(worker.worker_id)) == 1
+        return len(controller.controller.job_index.held_by(worker.worker_id)) == 1
 
     await wait_until_async(seen)
     go_on.set()
@@ -399,7 +399,7 @@ async def test_a_job_that_is_stopped_when_its_worker_has_just_left_ends_within_a
     await wait_until_async(lambda: left.held)
     await left.vanish()
     await workers_table(left.bus).delete(left.worker_id)
-    await wait_until_async(lambda: left.worker_id not in controller.controller.roster.workers)
+    await wait_until_async(lambda: left.worker_id not in controller.controller.worker_index.workers)
     await cluster.terminate(job_id, reason="not wanted")
     ended = await cluster.wait(job_id, timeout=LOCAL_TIMING.worker_timeout_s - 5)
     assert (ended.status, ended.error_message) == (K, "not wanted")

@@ -114,7 +114,7 @@ async def test_a_namespace_is_added_used_and_dropped_on_a_running_cluster(
     await admin.drop(TEAM)
     assert await _names(admin) == [NS]
     assert await _streams(operator, TEAM) == []
-    assert controller.controller.books.keys_of(TEAM) == []
+    assert controller.controller.job_index.keys_of(TEAM) == []
     # The others have its room again, as soon as the leader has seen to it.
     await wait_until_async(lambda: _have_sizes(operator, sizes))
     again = await admin.add(TEAM)  # and it is empty

@@ -34,11 +34,11 @@ async def test_a_quota_is_kept_and_raised_and_lowered_while_jobs_run_and_after_a
         await tenants.set(A, cpus=1)
         await tenants.wait_explained(A, jobs[-1], "waits for the quota of namespace team-a: 4 of 1 CPU are used")
         await tenants.restart_controller()
-        await wait_until_async(lambda: tenants.running.controller.books.shares.used(A).milli_cpus == 4_000)
+        await wait_until_async(lambda: tenants.running.controller.job_index.shares.used(A).milli_cpus == 4_000)
         await tenants.set(A, cpus=3)
         assert tenants.held()[A] == 4, "what runs goes on"
         await tenants.end_one(A)
-        await wait_until_async(lambda: tenants.running.controller.books.shares.used(A).milli_cpus == 3_000)
+        await wait_until_async(lambda: tenants.running.controller.job_index.shares.used(A).milli_cpus == 3_000)
         await tenants.wait_explained(A, jobs[-1], waits)
         await tenants.end_one(A)
         await tenants.wait_held(a=3, b=4)
@@ -89,13 +89,13 @@ async def test_so_many_jobs_may_wait_and_no_more_also_after_a_restart() -> None:
         assert len(caught.value.accepted) == 1, "of many at once as many are taken in as there is room for"
         await tenants.add_worker(cpu=2)
         await tenants.wait_held(a=1, b=1)
-        await wait_until_async(lambda: tenants.running.controller.books.waiting(A) == 2)
+        await wait_until_async(lambda: tenants.running.controller.job_index.waiting(A) == 2)
         await ours.launch(job_request("mine", job_id="mine"))
         # What takes the place of one that has ended waits as one that is new does.
         await ours.terminate(jobs[0])
         await ours.wait(jobs[0], timeout=30)
         assert (await ours.poll(JobId("mine"))).status in (JobStatus.PENDING, JobStatus.BUILDING, JobStatus.RUNNING)
-        waiting = tenants.running.controller.books.waiting(A)
+        waiting = tenants.running.controller.job_index.waiting(A)
         await tenants.set(A, waiting_jobs=waiting)
         with pytest.raises(JobRefusedError, match="as its quota allows"):
             await ours.launch(job_request("again", job_id=after, on_conflict="replace"))

@@ -17,7 +17,7 @@ from fluster_bus.storage.streams import records_table
 from fluster_bus.storage.submitting import store_request
 from fluster_bus.storage.tables import Row, sequence_of_ack
 from fluster_services.controller.leading.event_log import EventLog
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from tests.component.controllers import (
     NS,
     F,

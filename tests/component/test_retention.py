@@ -36,7 +36,7 @@ from fluster_bus.storage.streams import jobs_table, records_table
 from fluster_services import job_lifecycle
 from fluster_services.config import LOCAL_TIMING, RecordLimits
 from fluster_services.controller.controller import Controller, ControllerConfig
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.sweeps import retention
 from tests.component.conftest import ConnectBus
 from tests.component.toy_worker import STAY_RUNNING, SUCCEED, Plan, ToyWorker
@@ -72,7 +72,7 @@ async def controller(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await bus.close()
-        running.books.sanity_check()
+        running.job_index.sanity_check()
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ async def test_a_finished_job_goes_with_its_tasks_results_and_marks(
     with pytest.raises(JobNotFoundError):
         await cluster.poll(job_id)
     assert await cluster.list_jobs() == []
-    assert running.books.keys() == []
+    assert running.job_index.keys() == []
     assert running.events._seen == {}
     feed = Feed(bus, buckets.events_stream(NS), subject=subjects.events(NS, job_id), watch=subjects.watch_events(NS))
     assert len([entry async for entry in feed.stored()]) == 2 + 3 * 4  # what happened stays
@@ -178,7 +178,7 @@ async def test_of_too_many_the_oldest_go_and_what_runs_stays(
 
 
 def _has_ended(running: Controller, key: JobKey) -> bool:
-    entry = running.books.get(key)
+    entry = running.job_index.get(key)
     return entry is None or (entry.job is not None and entry.job.value.state.finished())
 
 
@@ -219,7 +219,7 @@ async def test_a_sweep_that_was_cut_short_is_taken_up_again(
         return await _keys(bus) == []
 
     await wait_until_async(is_gone)
-    await wait_until_async(lambda: running.books.keys() == [])
+    await wait_until_async(lambda: running.job_index.keys() == [])
 
 
 async def test_a_job_that_takes_the_id_of_one_that_is_just_removed_stays(
@@ -281,9 +281,9 @@ async def test_another_controller_hears_of_it(
     await _start_worker(bus, STAY_RUNNING)
     cluster = await _connect(own_server, stack)
     job_id = await cluster.launch(_request(replicas=2))
-    await wait_until_async(lambda: other.books.keys() != [])
+    await wait_until_async(lambda: other.job_index.keys() != [])
     await cluster.terminate(job_id)
-    await wait_until_async(lambda: other.books.keys() == [])
+    await wait_until_async(lambda: other.job_index.keys() == [])
     assert len(other.retention._plan) == 0
 
 
@@ -305,7 +305,7 @@ async def test_a_large_callable_is_in_the_record_until_the_job_has_finished(
     table = jobs_table(bus, NS)
     job_id = await cluster.launch(_large(replicas=2))
     await wait_until_async(lambda: len(worker.held) == 2)
-    entry = running.books.get(JobKey(NS, job_id))
+    entry = running.job_index.get(JobKey(NS, job_id))
     assert entry is not None
     assert entry.job is not None
     assert len(entry.job.value.to_json()) < 1_000
@@ -330,7 +330,7 @@ async def test_a_kill_wish_leaves_the_callable_in_the_record(
     await _start_worker(bus, STAY_RUNNING)
     cluster = await _connect(own_server, stack)
     job_id = await cluster.launch(_large())
-    entry = running.books.get(JobKey(NS, job_id))
+    entry = running.job_index.get(JobKey(NS, job_id))
     assert entry is not None
     assert entry.job is not None
     wish = job_lifecycle.request_job_kill(entry.job.value, reason="enough")
@@ -357,7 +357,7 @@ async def test_a_large_exception_is_told_whole(
     assert row is not None
     assert await worker.claims.end(row, JobStatus.FAILED, "it raised", exit_code=1, error=error)
     assert (await cluster.wait(job_id, timeout=60)).error == error
-    entry = running.books.get(JobKey(NS, job_id))
+    entry = running.job_index.get(JobKey(NS, job_id))
     assert entry is not None
     assert entry.job is not None
     assert len(entry.job.value.to_json()) < 1_500
@@ -389,7 +389,7 @@ async def test_the_end_of_a_job_that_was_replaced_takes_nothing_from_the_one_tha
     assert {info.job_id for info in await cluster.list_jobs()} - {job_id} < set(others)
     await worker.end(worker.now_held()[0])
     assert (await cluster.wait(job_id, timeout=60)).tasks[0].attempt == 2
-    assert JobKey(NS, job_id) in running.books.keys()  # noqa: SIM118 - a method of the books
+    assert JobKey(NS, job_id) in running.job_index.keys()  # noqa: SIM118 - a method of the index
 
 
 # ---- secrets --------------------------------------------------------------------------------------------

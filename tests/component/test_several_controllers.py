@@ -135,7 +135,7 @@ async def test_one_leads_and_the_others_read_along(
             lambda: (
                 sum(
                     isinstance(each, JobRecord) and each.state.finished()
-                    for _, each in second.controller.books.records()
+                    for _, each in second.controller.job_index.records()
                 )
                 == 20
             )

@@ -60,10 +60,10 @@ async def test_so_many_jobs_wait_as_the_quota_allows_whatever_way_they_come() ->
         await ours.wait(JobId(first), timeout=30)
         with pytest.raises(QuotaExceededError):
             await ours.launch_many([job_request() for _ in range(200)])
-        assert tenants.running.controller.books.waiting(A) == 5
+        assert tenants.running.controller.job_index.waiting(A) == 5
         with pytest.raises(QuotaExceededError):
             await ours.launch(job_request("first", job_id="first", on_conflict="replace"))
-        assert tenants.running.controller.books.waiting(A) == 5
+        assert tenants.running.controller.job_index.waiting(A) == 5
         await tenants.clusters[B].launch_many([job_request() for _ in range(20)])
 
 
@@ -80,7 +80,7 @@ async def test_tasks_of_many_kinds_take_no_more_than_the_quota_together() -> Non
             for memory in (0, 1 << 20, 1 << 29, 1 << 30)
         ]
         await tenants.clusters[A].launch_many([*kinds, job_request("gang", replicas=3, gang=True)])
-        shares, dispatch = tenants.running.controller.books.shares, tenants.running.controller.dispatch
+        shares, dispatch = tenants.running.controller.job_index.shares, tenants.running.controller.dispatch
         for _ in range(30):
             await wait_until_async(lambda: dispatch.is_idle)
             held = [row.value.resources for worker in tenants.workers for row in worker.held.values()]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
 from fluster_bus.messages import JobId, Namespace
-from fluster_services.controller.state.books import JobKey
 from fluster_services.controller.state.dirty_jobs import DirtyJobs
 from fluster_services.controller.state.families import MAX_DEPTH, Families
+from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.submissions import checks
 from tests.component.controllers import NS, RunningController, job_request
 from tests.waiting import wait_until_async
@@ -175,8 +175,8 @@ async def test_jobs_are_launched_from_within_one_another_so_often_and_in_no_circ
     with pytest.raises(JobRefusedError, match="'y' is above it itself"):
         await cluster.launch(job_request(job_id="y", parent="x"))
     await cluster.terminate(JobId("j0"))
-    books = controller.controller.books
-    await wait_until_async(lambda: books.unfinished(JobKey(NS, JobId("j0"))) is None)
+    job_index = controller.controller.job_index
+    await wait_until_async(lambda: job_index.unfinished(JobKey(NS, JobId("j0"))) is None)
 
 
 @pytest.mark.anyio

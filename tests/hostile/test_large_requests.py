@@ -15,7 +15,7 @@ from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.streams import jobs_table
 from fluster_bus.storage.submissions import submissions
 from fluster_bus.storage.submitting import store_request
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.slim_records import is_left
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, StartController, StartWorker
@@ -59,7 +59,7 @@ async def test_a_large_request_is_kept_on_the_bus_and_read_there(
     await submit(bus, large("done"))
 
     def kept(controller: RunningController, job_id: str) -> JobRecord | None:
-        entry = controller.controller.books.get(JobKey(NS, JobId(job_id)))
+        entry = controller.controller.job_index.get(JobKey(NS, JobId(job_id)))
         return entry.job.value if entry is not None and entry.job is not None and entry.tasks else None
 
     await wait_until_async(lambda: kept(running, "stopped") is not None and kept(running, "done") is not None)

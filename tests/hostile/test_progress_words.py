@@ -10,7 +10,7 @@ from fluster_bus.core import subjects
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, Namespace, Progress, ProgressReport
 from fluster_bus.server import EmbeddedServer
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, StartWorker, job_request
 from tests.component.toy_worker import STAY_RUNNING

@@ -27,7 +27,7 @@ async def check_held(tenants: Tenants) -> None:
         await tenants.wait_held(a=CPUS)
         await wait_until_async(lambda: controller.dispatch.is_idle)
         assert tenants.held()[A] == CPUS
-        assert controller.books.shares.used(A).milli_cpus == 1_000 * CPUS
+        assert controller.job_index.shares.used(A).milli_cpus == 1_000 * CPUS
         await tenants.end_one(A)
     await tenants.wait_held(a=CPUS)
 

@@ -61,14 +61,14 @@ async def controller(own_server: EmbeddedServer) -> AsyncIterator[RunningControl
 
 def record_finished(running: RunningController, count: int, *, namespace: Namespace = NS, replicas: int = 1) -> None:
     """Have the controller know jobs that have ended, the last of them submitted last."""
-    books = running.controller.books
+    job_index = running.controller.job_index
     for number in range(1, count + 1):
         request = job_request(replicas=replicas)
         job = job_lifecycle.new_job(namespace, JobId(f"job-{number}"), request, order=number, now=time.time())
         for task in job_lifecycle.new_tasks(job):
             ended = task.model_copy(update={"state": JobStatus.SUCCEEDED, "finished_at": time.time()})
-            books.apply(Row(f"{job.job_id}.{task.task}", ended, 1))
-        books.apply(Row(job.job_id, job.model_copy(update={"state": JobStatus.SUCCEEDED}), 1))
+            job_index.apply(Row(f"{job.job_id}.{task.task}", ended, 1))
+        job_index.apply(Row(job.job_id, job.model_copy(update={"state": JobStatus.SUCCEEDED}), 1))
 
 
 class Flood:
@@ -169,7 +169,7 @@ async def test_a_job_of_many_tasks_is_told_as_a_whole(
     controller: RunningController, own_server: EmbeddedServer, connect_bus: ConnectBus
 ) -> None:
     record_finished(controller, 1, replicas=2_000)
-    entry = controller.controller.books.get((NS, JobId("job-1")))  # type: ignore[arg-type]
+    entry = controller.controller.job_index.get((NS, JobId("job-1")))  # type: ignore[arg-type]
     assert entry is not None
     assert entry.job is not None
     assert isinstance(entry.job.value, JobRecord)

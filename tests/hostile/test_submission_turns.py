@@ -13,7 +13,7 @@ from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, Namespace
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LOCAL_TIMING
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.submissions import checks, intake, waiting_room
 from tests.component.controllers import NS, RunningController, job_request
 from tests.waiting import wait_until_async
@@ -52,7 +52,7 @@ async def other(own_server: EmbeddedServer, controller: RunningController) -> As
 
 
 def _recorded(controller: RunningController, jobs: list[JobId]) -> int:
-    entries = [controller.controller.books.get(JobKey(NS, job)) for job in jobs]
+    entries = [controller.controller.job_index.get(JobKey(NS, job)) for job in jobs]
     return sum(len(entry.tasks) for entry in entries if entry is not None)
 
 
@@ -67,7 +67,7 @@ async def test_jobs_of_many_tasks_are_recorded_beside_those_of_others(
     before = _recorded(controller, jobs)
     job = await other.launch(job_request(cpu=1_000, replicas=70))
     assert (await other.poll(job)).tasks is not None
-    entry = controller.controller.books.get(JobKey(OTHER, job))
+    entry = controller.controller.job_index.get(JobKey(OTHER, job))
     assert entry is not None
     await wait_until_async(lambda: len(entry.tasks) == 70)
     assert _recorded(controller, jobs) - before < 2 * TASKS

@@ -19,7 +19,7 @@ from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.streams import append_data
 from fluster_bus.storage.submitting import store_request, submit
 from fluster_services.config import LOCAL_TIMING
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from tests.component.controllers import NS, RunningController, job_request
 
 pytestmark = pytest.mark.anyio

@@ -28,9 +28,9 @@ from fluster_services.controller.rules.conflicts import (
 )
 from fluster_services.controller.rules.reconcile import next_records
 from fluster_services.controller.scheduling.explain import explain
-from fluster_services.controller.state.books import Books, JobKey, record_key
+from fluster_services.controller.state.job_index import JobIndex, JobKey, record_key
 from fluster_services.job_info import job_info
-from tests.pure.test_books import NS, job_record, row
+from tests.pure.test_job_index import NS, job_record, row
 
 S, F, K, W = JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.KILLED, JobStatus.WORKER_FAILED
 ID = JobId("a")
@@ -148,9 +148,9 @@ def test_a_child_of_a_parent_that_was_replaced_ends() -> None:
     for attempt, stopped in ((1, True), (2, False), (None, False)):
         job = job_record("child", parent="a")
         request = job.request.model_copy(update={"parent_attempt": attempt})
-        books = Books()
-        books.apply(row(job.model_copy(update={"request": request}), 1))
-        entry = books.get(JobKey(NS, JobId("child")))
+        job_index = JobIndex()
+        job_index.apply(row(job.model_copy(update={"request": request}), 1))
+        entry = job_index.get(JobKey(NS, JobId("child")))
         assert entry is not None
         records = next_records(entry, now=1, parent=parent)
         assert [record.kill_requested for record in records] == (["its parent a was replaced"] if stopped else [])
@@ -197,7 +197,7 @@ class _Cluster:
         self.dice = dice
         self.rows: dict[str, tuple[JobRecord | TaskRecord, int]] = {}
         self.revision = 0
-        self.books = Books()
+        self.job_index = JobIndex()
         self.attempts: dict[int, int] = {}  # {task: the highest attempt that a worker had}
         self.numbers: dict[str, list[int]] = {}  # {record: its transitions, as they came}
         self.recorded: list[int] = []
@@ -209,8 +209,8 @@ class _Cluster:
         for each in record.transitions:
             if each.number > max(self.numbers.setdefault(key, []), default=0):
                 self.numbers[key].append(each.number)
-        self.books.apply(row(record, self.revision))
-        self.books.sanity_check()
+        self.job_index.apply(row(record, self.revision))
+        self.job_index.sanity_check()
 
     def job(self) -> JobRecord | None:
         known = self.rows.get(ID)
@@ -228,7 +228,7 @@ class _Cluster:
         if known is None:
             self.write(job)
             known = job
-        gone = self.books.unfinished(JobKey(NS, ID)) is None
+        gone = self.job_index.unfinished(JobKey(NS, ID)) is None
         resolution = resolve(known, job, gone=gone)
         if resolution is Resolution.STOP:
             marked = mark(known, job.order)
@@ -260,14 +260,14 @@ class _Cluster:
         return True
 
     def settle(self) -> None:
-        entry = self.books.get(JobKey(NS, ID))
+        entry = self.job_index.get(JobKey(NS, ID))
         while entry is not None and (wanted := next_records(entry, now=9, parent=None)):
             for record in wanted:
                 self.write(record)
 
     def work(self) -> None:
         """A worker does something with a task."""
-        entry = self.books.get(JobKey(NS, ID))
+        entry = self.job_index.get(JobKey(NS, ID))
         if entry is None or not entry.tasks:
             return
         task = self.dice.choice(entry.task_records())

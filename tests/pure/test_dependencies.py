@@ -10,9 +10,9 @@ from fluster_services import job_lifecycle
 from fluster_services.controller.rules.dependencies import next_record, unknown, waits_for
 from fluster_services.controller.rules.reconcile import missing_tasks, next_records
 from fluster_services.controller.scheduling.explain import explain
-from fluster_services.controller.state.books import Books, JobEntry, JobKey
+from fluster_services.controller.state.job_index import JobEntry, JobIndex, JobKey
 from fluster_services.job_info import job_info
-from tests.pure.test_books import NS, job_record, row
+from tests.pure.test_job_index import NS, job_record, row
 
 S, F, K = JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.KILLED
 
@@ -87,7 +87,7 @@ def test_it_ends_with_its_parent_while_it_waits() -> None:
 def test_who_waits_for_whom_is_known_from_the_records_in_any_order() -> None:
     dice = random.Random(4)
     for _ in range(200):
-        books = Books()
+        job_index = JobIndex()
         first = waiting("a", "c")
         released = job_lifecycle.release_job(first, now=1)
         assert released is not None
@@ -98,10 +98,10 @@ def test_who_waits_for_whom_is_known_from_the_records_in_any_order() -> None:
             expected -= {JobKey(NS, JobId("b"))}
         dice.shuffle(rows)
         for each in rows:
-            books.apply(each)
-        books.sanity_check()
-        assert books.dependents(JobKey(NS, JobId("a"))) == expected
-        assert set(books.dependencies(JobKey(NS, JobId("b")))) == {"a"}
+            job_index.apply(each)
+        job_index.sanity_check()
+        assert job_index.dependents(JobKey(NS, JobId("a"))) == expected
+        assert set(job_index.dependencies(JobKey(NS, JobId("b")))) == {"a"}
 
 
 def test_one_that_does_not_exist_is_named_with_those_that_are_near() -> None:

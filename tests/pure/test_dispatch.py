@@ -20,9 +20,9 @@ from fluster_bus.messages import (
 from fluster_bus.storage.tables import Row
 from fluster_services import job_lifecycle, lifecycle
 from fluster_services.controller.scheduling.dispatch import Ask, Dispatch
-from fluster_services.controller.state.books import Books, JobKey, record_key
+from fluster_services.controller.state.job_index import JobIndex, JobKey, record_key
 from fluster_services.controller.state.liveness import Liveness
-from fluster_services.controller.state.roster import Roster
+from fluster_services.controller.state.worker_index import WorkerIndex
 from tests.pure.recorded import recorded_job, registered_worker
 
 GIB = 1 << 30
@@ -36,14 +36,14 @@ class Cluster:
     def __init__(self) -> None:
         self.time = 0.0
         self.later: list[tuple[float, Callable[[], None]]] = []
-        self.books = Books()
-        self.roster = Roster(self.books, Liveness(1e9))
-        self.dispatch = Dispatch(self.books, self.roster, self, reserve_after_s=30.0, unfit_retry_s=7.0)
+        self.job_index = JobIndex()
+        self.worker_index = WorkerIndex(self.job_index, Liveness(1e9))
+        self.dispatch = Dispatch(self.job_index, self.worker_index, self, reserve_after_s=30.0, unfit_retry_s=7.0)
         self._revision = 0
         for worker_id in (A, B):
             total = Capacity(cpu=4, memory=64 * GIB, namespaces=(Namespace("default"),))
-            self.roster.on_registered(registered_worker(worker_id, total), now=0.0)
-            self.roster.on_beat(worker_id, now=0.0, free=total)
+            self.worker_index.on_registered(registered_worker(worker_id, total), now=0.0)
+            self.worker_index.on_beat(worker_id, now=0.0, free=total)
 
     def now(self) -> float:
         return self.time
@@ -59,7 +59,7 @@ class Cluster:
 
     def write(self, record: JobRecord | TaskRecord, *, pause_s: float = 0.0) -> None:
         self._revision += 1
-        key = self.books.apply(Row(record_key(record), record, self._revision))
+        key = self.job_index.apply(Row(record_key(record), record, self._revision))
         assert key is not None
         if isinstance(record, TaskRecord):
             self.dispatch.on_task(key, record, pause_s=pause_s)
@@ -160,7 +160,9 @@ def test_who_declines_by_name_is_asked_again_soon_if_it_said_that_it_has_room(
 ) -> None:
     cluster = Cluster()
     cluster.claim(cluster.submit("other", 2), A)
-    cluster.roster.on_beat(B, now=0.0, free=Capacity(cpu=said_cpu, memory=GIB, namespaces=(Namespace("default"),)))
+    cluster.worker_index.on_beat(
+        B, now=0.0, free=Capacity(cpu=said_cpu, memory=GIB, namespaces=(Namespace("default"),))
+    )
     cluster.submit("job", 3)
     assert len(cluster.offer(None, answer)) == 2
     assert [at for at, _ in cluster.later] == ([0.01] if is_repeated else [])
@@ -168,7 +170,9 @@ def test_who_declines_by_name_is_asked_again_soon_if_it_said_that_it_has_room(
 
 
 @pytest.mark.parametrize(("cpu", "asked"), [(1, 1), (3, 3)])  # on a level, and between two: then by name too
-def test_a_worker_with_room_that_listens_to_nothing_is_offered_it_again_when_it_is_heard(cpu: float, asked: int) -> None:
+def test_a_worker_with_room_that_listens_to_nothing_is_offered_it_again_when_it_is_heard(
+    cpu: float, asked: int
+) -> None:
     """The controller is back on a restarted server before the worker, which has as much room as it said before."""
     cluster = Cluster()
     free = Capacity(cpu=4, memory=64 * GIB, namespaces=(Namespace("default"),))
@@ -176,8 +180,8 @@ def test_a_worker_with_room_that_listens_to_nothing_is_offered_it_again_when_it_
     assert len(cluster.offer(*[None] * asked)) == asked
     assert cluster.taken() == []
     for worker_id in (A, B):
-        assert cluster.roster.on_beat(worker_id, now=1.0, free=free)
-        assert not cluster.roster.on_beat(worker_id, now=2.0, free=free)
+        assert cluster.worker_index.on_beat(worker_id, now=1.0, free=free)
+        assert not cluster.worker_index.on_beat(worker_id, now=2.0, free=free)
 
 
 def test_a_worker_missed_nothing_that_is_full_or_was_not_to_have_it() -> None:
@@ -188,15 +192,15 @@ def test_a_worker_missed_nothing_that_is_full_or_was_not_to_have_it() -> None:
     cluster.offer(None, _lacks(B))
     cluster.dispatch.take()
     cluster.find_nobody()
-    assert not cluster.roster.on_beat(A, now=1.0, free=free)
-    assert not cluster.roster.on_beat(B, now=1.0, free=free)
+    assert not cluster.worker_index.on_beat(A, now=1.0, free=free)
+    assert not cluster.worker_index.on_beat(B, now=1.0, free=free)
 
 
 def test_who_lacks_by_name_what_the_job_names_is_passed_over_and_told_of() -> None:
     cluster = Cluster()
     cluster.submit("job", 3)
     cluster.offer(None, _lacks(A), OfferReply(worker_id=B, accepted=True))
-    key = next(iter(cluster.books.keys()))
+    key = next(iter(cluster.job_index.keys()))
     assert dict(cluster.dispatch.unfit(key)) == {A: "worker a has no folder"}
     cluster.dispatch.on_room()
     assert cluster.taken() == [], "it is claimed at B"
@@ -375,7 +379,7 @@ def test_as_many_tasks_of_an_array_are_offered_or_run_as_may_at_once() -> None:
     cluster = Cluster()
     tasks = cluster.submit_all("array", 1, array="0-3%2")
     assert cluster.taken_tasks() == [0, 1]
-    key = next(iter(cluster.books.keys()))
+    key = next(iter(cluster.job_index.keys()))
     assert [cluster.dispatch.awaits_turn(key, number) for number in range(4)] == [False, False, True, True]
     first = cluster.claim(tasks[0], A)
     assert cluster.taken_tasks() == [], "it is held, and has its turn until it ends"
@@ -423,8 +427,8 @@ def test_a_task_that_is_wanted_nowhere_holds_up_nobody_with_the_same_need() -> N
     for place, need in places:
         asks = list(cluster.dispatch.offer(place, need)) if place.job.job_id == "nowhere" else None
         assert asks in (None, [])
-    cluster.roster.note_misfits([need for need in cluster.dispatch.scheduler.needs() if need.elsewhere], now=1.0)
-    assert [need.elsewhere for need in cluster.roster.misfits] == [(A, B)]
+    cluster.worker_index.note_misfits([need for need in cluster.dispatch.scheduler.needs() if need.elsewhere], now=1.0)
+    assert [need.elsewhere for need in cluster.worker_index.misfits] == [(A, B)]
     cluster.dispatch.scheduler.sanity_check()
 
 
@@ -472,7 +476,7 @@ def test_of_several_that_lack_it_each_is_asked_again_in_its_own_time() -> None:
     cluster.offer(_lacks(A))
     cluster.time = 1.0
     cluster.offer(_lacks(B))
-    key = next(iter(cluster.books.keys()))
+    key = next(iter(cluster.job_index.keys()))
     (first, second) = cluster.later
     first[1]()
     assert list(cluster.dispatch.unfit(key)) == [B]
@@ -484,7 +488,7 @@ def test_what_workers_lack_is_forgotten_with_the_job() -> None:
     cluster = Cluster()
     task = cluster.submit("there", 4)
     cluster.offer(_lacks(A))
-    key = next(iter(cluster.books.keys()))
+    key = next(iter(cluster.job_index.keys()))
     assert dict(cluster.dispatch.unfit(key)) == {A: "worker a has no folder"}
     cluster.end(cluster.claim(task, B))
     cluster.dispatch.forget(key)

@@ -8,7 +8,7 @@ from fluster_bus.messages import Capacity, JobId, JobRecord, Namespace, TaskReco
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
 from fluster_services.capacity import needed
 from fluster_services.controller.scheduling.order import Place, Starving, place_in_line
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from tests.pure.recorded import registered_worker
 from tests.pure.test_dispatch import GIB, A, B, Cluster
 from tests.pure.test_kept_free import Overtaken
@@ -23,12 +23,12 @@ class Tenants(Cluster):
         super().__init__()
         total = Capacity(cpu=4, memory=64 * GIB, namespaces=(OURS, THEIRS))
         for worker_id in (A, B):
-            self.roster.on_registered(registered_worker(worker_id, total), now=0.0)
-            self.roster.on_beat(worker_id, now=0.0, free=total)
+            self.worker_index.on_registered(registered_worker(worker_id, total), now=0.0)
+            self.worker_index.on_beat(worker_id, now=0.0, free=total)
         self.held = self.claim(self.submit("held", 4), A)
 
     def job(self, task: TaskRecord) -> JobRecord:
-        entry = self.books.get(JobKey(task.namespace, JobId(task.job_id)))
+        entry = self.job_index.get(JobKey(task.namespace, JobId(task.job_id)))
         assert entry is not None
         assert entry.job is not None
         return entry.job.value

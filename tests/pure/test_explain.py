@@ -18,7 +18,7 @@ from fluster_bus.messages import (
 from fluster_bus.messages.parts.resources import GIB, WORKER_LABEL
 from fluster_services import job_lifecycle, lifecycle
 from fluster_services.controller.scheduling.explain import explain, why_given_up
-from fluster_services.controller.state.roster import WorkerView
+from fluster_services.controller.state.worker_index import WorkerView
 
 NOW = 1_000.0
 

@@ -8,7 +8,7 @@ from fluster_bus.messages import Capacity, JobId, JobRecord, Namespace, OfferRep
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
 from fluster_services import capacity, job_lifecycle, lifecycle
 from fluster_services.controller.scheduling.dispatch import place_of
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from tests.pure.recorded import recorded_job, registered_worker
 from tests.pure.test_dispatch import GIB, A, B, Cluster
 
@@ -23,14 +23,14 @@ class Shared(Cluster):
         self.gangs_told = 0
         for worker_id in (A, B):
             total = Capacity(cpu=4, memory=64 * GIB, namespaces=(OURS, THEIRS))
-            self.roster.on_registered(registered_worker(worker_id, total), now=0.0)
+            self.worker_index.on_registered(registered_worker(worker_id, total), now=0.0)
 
     def on_room(self) -> None:
         self.gangs_told += 1
 
     def job(self, name: str) -> JobRecord:
-        for key in self.books.keys():  # noqa: SIM118 - it is not a dict
-            entry = self.books.get(key)
+        for key in self.job_index.keys():  # noqa: SIM118 - it is not a dict
+            entry = self.job_index.get(key)
             if key.job_id == name and entry is not None and entry.job is not None:
                 return entry.job.value
         raise AssertionError(name)
@@ -48,7 +48,7 @@ class Shared(Cluster):
         ((place, need),) = self.dispatch.take()
         asking = self.dispatch.offer(place, need)
         next(asking)
-        entry = self.books.get(place.job)
+        entry = self.job_index.get(place.job)
         assert entry is not None
         self.claim(entry.tasks[place.task].value, worker_id)
         with pytest.raises(StopIteration):
@@ -79,7 +79,7 @@ def test_a_task_that_goes_back_without_an_end_frees_the_quota_too() -> None:
     held = cluster.start("held", 1, A)
     cluster.submit("waits", 1, namespace=OURS)
     assert cluster.taken() == []
-    cluster.books.discard(JobKey(OURS, held.job_id))
+    cluster.job_index.discard(JobKey(OURS, held.job_id))
     assert cluster.taken() == ["waits"]
 
 
@@ -180,15 +180,15 @@ def test_the_parts_are_of_those_workers_that_take_work() -> None:
         cluster.submit(name, 4, namespace=namespace)
     cluster.dispatch.take()
     assert cluster.dispatch.shares.part(OURS) == 6 / 8
-    cluster.roster.on_registered(
+    cluster.worker_index.on_registered(
         registered_worker(B, Capacity(cpu=4, memory=64 * GIB), draining=True),
         now=0.0,
     )
     cluster.dispatch.take()
-    assert cluster.roster.total().milli_cpus == 4_000
-    cluster.roster.on_left(B)
-    cluster.roster.on_registered(registered_worker(A, Capacity(cpu=12, memory=64 * GIB)), now=0.0)
-    assert cluster.roster.total() == (12_000, 64 * GIB, 0)
+    assert cluster.worker_index.total().milli_cpus == 4_000
+    cluster.worker_index.on_left(B)
+    cluster.worker_index.on_registered(registered_worker(A, Capacity(cpu=12, memory=64 * GIB)), now=0.0)
+    assert cluster.worker_index.total() == (12_000, 64 * GIB, 0)
 
 
 def test_a_gang_that_is_gathered_counts_once_whether_its_holds_are_known_or_not() -> None:

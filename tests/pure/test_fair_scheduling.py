@@ -17,7 +17,7 @@ from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
 from fluster_services.capacity import fits
 from fluster_services.controller.scheduling.order import Place, Starving, place_in_line
 from fluster_services.controller.scheduling.scheduler import Scheduler
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.shares import Amount, Shares
 from tests.pure.test_scheduler import _calls
 
@@ -122,7 +122,7 @@ class Tenants(RuleBasedStateMachine):
             return
         del self.waiting[place]
         self.scheduler.on_accepted(need, place, now=self.now)
-        self.shares.take(place.job.namespace, need)  # as the books do when the record arrives
+        self.shares.take(place.job.namespace, need)  # as the index does when the record arrives
         self.running.append((place, need))
         self.scheduler.remove(place.job, place.task)
 

@@ -20,7 +20,7 @@ from fluster_bus.messages import (
 from fluster_bus.storage.tables import Row
 from fluster_services import gangs, job_lifecycle, lifecycle
 from fluster_services.controller.rules.reconcile import next_records
-from fluster_services.controller.state.books import Books, JobEntry, JobKey, record_key
+from fluster_services.controller.state.job_index import JobEntry, JobIndex, JobKey, record_key
 
 NS = Namespace("default")
 KEY = JobKey(NS, JobId("g"))
@@ -74,7 +74,7 @@ class _Cluster:
     now: float = 0.0
     rows: dict[str, Row[Record]] = field(default_factory=dict)
     history: list[Row[Record]] = field(default_factory=list)
-    books: list[Books] = field(default_factory=lambda: [Books(), Books()])
+    job_index: list[JobIndex] = field(default_factory=lambda: [JobIndex(), JobIndex()])
     read: list[int] = field(default_factory=lambda: [0, 0])
     holds: list[_Hold] = field(default_factory=list)
     went: dict[int, bool] = field(default_factory=dict)  # {epoch: whether it was go}
@@ -158,17 +158,17 @@ class _Cluster:
         which = self.dice.randrange(2)
         until = self.dice.randint(self.read[which], len(self.history))
         for row in self.history[self.read[which] : until]:
-            self.books[which].apply(row)
+            self.job_index[which].apply(row)
         self.read[which] = until
 
     def catch_up_all(self) -> None:
-        for which, books in enumerate(self.books):
+        for which, job_index in enumerate(self.job_index):
             for row in self.history[self.read[which] :]:
-                books.apply(row)
+                job_index.apply(row)
             self.read[which] = len(self.history)
 
     def decide(self, *, is_gathering: bool | None = None) -> bool:
-        entry = self.books[self.dice.randrange(2)].get(KEY)
+        entry = self.job_index[self.dice.randrange(2)].get(KEY)
         if entry is None:
             return False
         gathering = self.dice.random() < 0.7 if is_gathering is None else is_gathering
@@ -177,7 +177,7 @@ class _Cluster:
 
     def offer(self, number: int | None = None) -> None:
         """By a controller with old news, perhaps after everything has changed."""
-        entry = self.books[self.dice.randrange(2)].get(KEY)
+        entry = self.job_index[self.dice.randrange(2)].get(KEY)
         if entry is None or entry.job is None or not gangs.is_waiting(entry.job.value, entry.task_records()):
             return
         epoch = max(entry.job.value.epoch, *(each.epoch for each in entry.task_records())) + 1

@@ -7,7 +7,7 @@ import pytest
 from fluster_bus.messages import Capacity, Namespace, OfferReply, WorkerId
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
 from fluster_services.controller.scheduling.order import Place
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from tests.pure.recorded import registered_worker
 from tests.pure.test_dispatch import ON_CLASS, A, B, Cluster
 
@@ -45,7 +45,7 @@ class Overtaken(Cluster):
 
     def register(self, worker_id: WorkerId, *, draining: bool = False) -> None:
         total = Capacity(cpu=4, memory=64 * GIB, namespaces=(Namespace("default"),))
-        self.roster.on_registered(registered_worker(worker_id, total, draining=draining), now=self.time)
+        self.worker_index.on_registered(registered_worker(worker_id, total, draining=draining), now=self.time)
 
     def kept_free(self) -> tuple[WorkerId, ...] | None:
         found = self.dispatch.reservation

@@ -8,7 +8,7 @@ import pytest
 
 from fluster_bus.messages import JobId, Namespace
 from fluster_services.controller.leading.record_writer import PendingWrites
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,9 @@ from fluster_bus.messages.parts.arrays import TaskArray
 from fluster_bus.storage.tables import Row
 from fluster_services import job_lifecycle, lifecycle
 from fluster_services.controller.rules.reconcile import is_stale, missing_tasks, next_records, why_attempt_is_over
-from fluster_services.controller.state.books import Books, JobEntry, JobKey, record_key
+from fluster_services.controller.state.job_index import JobEntry, JobIndex, JobKey, record_key
 from tests.pure.recorded import recorded_job
-from tests.pure.test_books import NS, job_record, row
+from tests.pure.test_job_index import NS, job_record, row
 
 KEY = JobKey(NS, JobId("a"))
 Record = JobRecord | TaskRecord
@@ -35,24 +35,24 @@ class _Store:
         return True
 
 
-def _revision(books: Books, record: Record) -> int:
-    entry = books.get(KEY)
+def _revision(job_index: JobIndex, record: Record) -> int:
+    entry = job_index.get(KEY)
     assert entry is not None
     known = entry.tasks.get(record.task) if isinstance(record, TaskRecord) else entry.job
     return known.revision if known is not None else 0
 
 
-def _settle(store: _Store, books: Books, *, parent: JobRecord | None = None) -> int:
+def _settle(store: _Store, job_index: JobIndex, *, parent: JobRecord | None = None) -> int:
     """Write what follows until nothing does; how many writes that took."""
     writes = 0
     while True:
-        entry = books.get(KEY)
+        entry = job_index.get(KEY)
         wanted = next_records(entry, now=9, parent=parent) if entry is not None else []
         if not wanted:
             return writes
         for record in wanted:
-            assert store.write(record, _revision(books, record)), "decided from the newest records"
-            books.apply(store.rows[record_key(record)])
+            assert store.write(record, _revision(job_index, record)), "decided from the newest records"
+            job_index.apply(store.rows[record_key(record)])
             writes += 1
         assert writes < 100, "it does not end"
 
@@ -91,11 +91,11 @@ def _random_change(record: Record, now: float, dice: random.Random) -> Record | 
     return lifecycle.retry(record, now=now)
 
 
-def _read(rows: list[Row[Record]]) -> Books:
-    books = Books()
+def _read(rows: list[Row[Record]]) -> JobIndex:
+    job_index = JobIndex()
     for each in rows:
-        books.apply(each)
-    return books
+        job_index.apply(each)
+    return job_index
 
 
 def _states(store: _Store) -> dict[str, JobStatus]:
@@ -114,10 +114,10 @@ def test_whoever_reads_the_history_in_whatever_order_ends_with_the_same_records(
             store = _lived(random.Random(f"{seed}.{number}"))
             dice = random.Random(reader)
             rows = store.history if reader == 0 else dice.sample(store.history, len(store.history))
-            books = _read(rows)
-            _settle(store, books)
-            books.sanity_check()
-            assert _settle(store, books) == 0, "asked again, nothing follows"
+            job_index = _read(rows)
+            _settle(store, job_index)
+            job_index.sanity_check()
+            assert _settle(store, job_index) == 0, "asked again, nothing follows"
             assert _settle(store, _read(store.history)) == 0, "nor for a controller that starts now"
             ends.append(_content(store))
         assert all(end == ends[0] for end in ends)
@@ -131,20 +131,20 @@ def test_a_controller_that_has_read_only_part_does_no_harm(seed: int) -> None:
         _settle(expected, _read(expected.history))
         store = _lived(random.Random(f"{seed}.{number}"))
         dice = random.Random(number)
-        books = _read(store.history[: dice.randint(1, len(store.history))])
-        entry = books.get(KEY)
+        job_index = _read(store.history[: dice.randint(1, len(store.history))])
+        entry = job_index.get(KEY)
         assert entry is not None
         for record in next_records(entry, now=9, parent=None):
-            store.write(record, _revision(books, record))
+            store.write(record, _revision(job_index, record))
         late = _read(store.history)
         _settle(store, late)
-        # It may have tried a task again that was to be killed: another attempt is in the books, with the same end.
+        # It may have tried a task again that was to be killed: another attempt is in the index, with the same end.
         assert _states(store) == _states(expected)
 
 
 def _entry(job: JobRecord, *tasks: TaskRecord) -> JobEntry:
-    books = _read([row(job, 1), *(row(task, number) for number, task in enumerate(tasks, start=2))])
-    entry = books.get(JobKey(NS, job.job_id))
+    job_index = _read([row(job, 1), *(row(task, number) for number, task in enumerate(tasks, start=2))])
+    entry = job_index.get(JobKey(NS, job.job_id))
     assert entry is not None
     return entry
 

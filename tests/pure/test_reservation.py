@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fluster_bus.messages import Capacity
 from fluster_services import capacity
 from fluster_services.controller.scheduling.reservation import choose
-from fluster_services.controller.state.roster import WorkerView
+from fluster_services.controller.state.worker_index import WorkerView
 
 KINDS = ("cpu", "memory", "disk", "devices", "tasks", "licence")
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from fluster_bus.messages import JobId, Namespace
 from fluster_services.config import RecordLimits
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.sweeps.retention import Finished, RetentionPlan, ended_since
 
 NS = Namespace("default")

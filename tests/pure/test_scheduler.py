@@ -19,8 +19,8 @@ from fluster_services.controller.scheduling.order import Place, Starving, place_
 from fluster_services.controller.scheduling.reservation import choose
 from fluster_services.controller.scheduling.scheduler import Scheduler
 from fluster_services.controller.scheduling.waiting import MAX_WINDOW
-from fluster_services.controller.state.books import JobKey
-from fluster_services.controller.state.roster import WorkerView
+from fluster_services.controller.state.job_index import JobKey
+from fluster_services.controller.state.worker_index import WorkerView
 
 NEEDS = [
     Capacity(cpu=1, memory=1),

@@ -3,7 +3,7 @@
 from fluster_bus.messages import Capacity, JobId, Namespace
 from fluster_services.controller.scheduling.order import Place, Starving
 from fluster_services.controller.scheduling.scheduler import Scheduler
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 
 SMALL, LARGE = Capacity(cpu=1, memory=1), Capacity(cpu=4, memory=1)
 

@@ -8,7 +8,7 @@ from benchmarks.simulator.simulation import Simulation
 from benchmarks.simulator.workload import Workload
 from fluster_bus.messages import Capacity, JobRecord, JobStatus, TaskRecord
 from fluster_services import capacity, lifecycle
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 
 
 class Checked(Simulation):
@@ -31,10 +31,12 @@ class Checked(Simulation):
 
     def on_placed(self, key: JobKey, task: TaskRecord) -> None:
         super().on_placed(key, task)
-        entry = self.books.get(key)
+        entry = self.job_index.get(key)
         assert entry is not None
         assert entry.job is not None
-        assert all(each.is_over for each in self.books.dependencies(key).values()), "it runs before another has ended"
+        assert all(each.is_over for each in self.job_index.dependencies(key).values()), (
+            "it runs before another has ended"
+        )
         if task.gang:
             assert entry.job.value.is_go
             assert all(lifecycle.is_held(each) for each in entry.task_records()), (
@@ -67,7 +69,7 @@ def test_each_job_ends_once_and_no_machine_gives_away_more_than_it_has(seed: int
     assert figures.released
     assert figures.gangs_started
     assert len(simulation.dispatch.scheduler) == len(simulation.gathering) == 0
-    assert simulation.books.keys() == []
+    assert simulation.job_index.keys() == []
     assert all(not machine.attempts for machine in simulation.fleet.machines)
     assert load / 3 < figures.utilisation <= 1
 

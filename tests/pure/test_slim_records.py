@@ -9,7 +9,7 @@ import pytest
 from fluster_bus.messages import Entrypoint, JobId, JobRecord, JobRequest, JobStatus, Namespace, TaskError
 from fluster_bus.storage.tables import Row
 from fluster_services import job_lifecycle
-from fluster_services.controller.state.books import Books, JobKey
+from fluster_services.controller.state.job_index import JobIndex, JobKey
 from fluster_services.controller.state.slim_records import (
     is_left,
     is_slim_error,
@@ -64,15 +64,15 @@ LARGE: dict[str, dict[str, object]] = {
 def test_the_books_retain_no_bodies_of_requests(large: str, state: JobStatus) -> None:
     plain = {"name": "job", "entrypoint": {"command": ["true"]}}
     data = json.dumps({**plain, **LARGE[large]}).encode()
-    books, count = Books(), 5
+    job_index, count = JobIndex(), 5
 
     def take(number: int) -> None:
         request = JobRequest.from_json(data)
         job = job_lifecycle.new_job(Namespace("default"), JobId(f"job-{number}"), request, order=number, now=0)
         (task,) = job_lifecycle.new_tasks(job)
-        books.apply(Row(job.job_id, job, 1))
-        books.apply(Row(f"{job.job_id}.0", task, 1))
-        books.apply(Row(job.job_id, job.model_copy(update={"state": state}), 2))
+        job_index.apply(Row(job.job_id, job, 1))
+        job_index.apply(Row(f"{job.job_id}.0", task, 1))
+        job_index.apply(Row(job.job_id, job.model_copy(update={"state": state}), 2))
 
     take(1)
     gc.collect()
@@ -86,7 +86,7 @@ def test_the_books_retain_no_bodies_of_requests(large: str, state: JobStatus) ->
     finally:
         tracemalloc.stop()
     assert (after - before) / count < 16_000
-    entry = books.get(JobKey(Namespace("default"), JobId("job-1")))
+    entry = job_index.get(JobKey(Namespace("default"), JobId("job-1")))
     assert entry is not None
     assert entry.job is not None
     if state is JobStatus.PENDING:

@@ -9,7 +9,7 @@ from fluster_bus.messages import Entrypoint, JobId, JobRequest, JobStatus, Names
 from fluster_bus.storage.tables import Row
 from fluster_services import job_lifecycle, lifecycle
 from fluster_services.controller.scheduling.waits import Waits, waited_s
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 
 KEY = JobKey(Namespace("default"), JobId("job"))
 WORKER = WorkerId("w1")

@@ -24,10 +24,10 @@ from fluster_services.config import Timing
 from fluster_services.controller.scheduling import worker_monitor
 from fluster_services.controller.scheduling.dispatch import Dispatch
 from fluster_services.controller.scheduling.worker_monitor import WorkerMonitor
-from fluster_services.controller.state.books import Books, record_key
+from fluster_services.controller.state.job_index import JobIndex, record_key
 from fluster_services.controller.state.liveness import Liveness
 from fluster_services.controller.state.reports import VMTroubles
-from fluster_services.controller.state.roster import Roster
+from fluster_services.controller.state.worker_index import WorkerIndex
 from tests.pure.recorded import recorded_job, registered_worker
 from tests.waiting import wait_until_async
 
@@ -48,13 +48,13 @@ class Judging:
         self.written: list[TaskRecord] = []
         self.while_written: Callable[[], object] = lambda: None
         self.deleted: list[WorkerId] = []
-        self.books = Books()
-        self.roster = Roster(self.books, Liveness(TIMING.worker_timeout_s))
-        self.roster.on_registered(registered_worker(W, Capacity(cpu=1, memory=GIB)), now=0.0)
+        self.job_index = JobIndex()
+        self.worker_index = WorkerIndex(self.job_index, Liveness(TIMING.worker_timeout_s))
+        self.worker_index.on_registered(registered_worker(W, Capacity(cpu=1, memory=GIB)), now=0.0)
         around: Any = SimpleNamespace(
             now=lambda: self.now, call_later=self._none, on_dispatchable=self._none, on_room=self._none
         )
-        self.dispatch = Dispatch(self.books, self.roster, around, reserve_after_s=1e9)
+        self.dispatch = Dispatch(self.job_index, self.worker_index, around, reserve_after_s=1e9)
         bus: Any = SimpleNamespace(connected=True, on_reconnect=self._none, serve=self._async, subscribe=self._async)
         seat: Any = SimpleNamespace(wait_sure=self._wait_sure, wait_led_since=self.sure.wait)
         workers: Any = SimpleNamespace(delete=self._delete)
@@ -63,8 +63,8 @@ class Judging:
         self.monitor = WorkerMonitor(
             bus,
             seat,
-            books=self.books,
-            roster=self.roster,
+            job_index=self.job_index,
+            worker_index=self.worker_index,
             workers=workers,
             vm_troubles=VMTroubles(),
             dispatch=self.dispatch,
@@ -87,8 +87,8 @@ class Judging:
     def submit(self, cpu: float) -> TaskRecord:
         job = recorded_job(cpu=cpu)
         (task,) = job_lifecycle.new_tasks(job)
-        self.books.apply(Row(record_key(job), job, 1))
-        key = self.books.apply(Row(record_key(task), task, 2))
+        self.job_index.apply(Row(record_key(job), job, 1))
+        key = self.job_index.apply(Row(record_key(task), task, 2))
         assert key is not None
         self.dispatch.on_task(key, task, pause_s=0.0)
         return task
@@ -113,7 +113,7 @@ class Judging:
 
     @property
     def is_alive(self) -> bool:
-        return self.roster.liveness.is_alive(W)
+        return self.worker_index.liveness.is_alive(W)
 
 
 def judging(test: Callable[[Judging], Coroutine[Any, Any, None]]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -133,7 +133,7 @@ async def test_one_that_begins_to_lead_gives_all_their_whole_time(it: Judging) -
     await it.look(3)
     assert it.is_alive, "another led until now: this one could not hear it"
     it.now += TIMING.worker_timeout_s
-    it.roster.take_lost(now=it.now)
+    it.worker_index.take_lost(now=it.now)
     assert not it.is_alive
 
 
@@ -170,10 +170,10 @@ async def test_a_beat_is_not_acknowledged_before_it_is_known_who_leads(it: Judgi
 async def test_who_is_lost_is_taken_from_the_table_and_who_lives_is_not(it: Judging) -> None:
     await it.look(1)
     assert it.deleted == []
-    it.roster.take_lost(now=TIMING.worker_timeout_s)
+    it.worker_index.take_lost(now=TIMING.worker_timeout_s)
     await it.look(1)
     assert set(it.deleted) == {W}, "again at each look, until it is gone from there"
-    it.roster.on_left(W)
+    it.worker_index.on_left(W)
     it.deleted.clear()
     await it.look(1)
     assert it.deleted == []
@@ -216,7 +216,7 @@ async def test_a_job_that_names_what_all_workers_lack_is_refused_at_once(it: Jud
 
 @judging
 async def test_it_is_refused_also_where_others_are_too_small_for_it(it: Judging) -> None:
-    it.roster.on_registered(registered_worker(WorkerId("small"), Capacity(cpu=0.5)), now=0.0)
+    it.worker_index.on_registered(registered_worker(WorkerId("small"), Capacity(cpu=0.5)), now=0.0)
     it.submit(cpu=1)
     ((place, need),) = it.dispatch.take()
     asking = it.dispatch.offer(place, need)
@@ -232,14 +232,14 @@ def hold(it: Judging) -> None:
     task = it.submit(cpu=1)
     held = lifecycle.claim(task, attempt=1, worker_id=W, now=0.0)
     assert held is not None
-    it.books.apply(Row(record_key(held), held, 3))
+    it.job_index.apply(Row(record_key(held), held, 3))
 
 
 @judging
 async def test_who_is_back_while_its_tasks_are_given_away_stays_in_the_table(it: Judging) -> None:
     hold(it)
-    it.while_written = lambda: it.roster.on_beat(W, now=it.now, free=Capacity(cpu=1))
-    it.roster.take_lost(now=TIMING.worker_timeout_s)
+    it.while_written = lambda: it.worker_index.on_beat(W, now=it.now, free=Capacity(cpu=1))
+    it.worker_index.take_lost(now=TIMING.worker_timeout_s)
     await it.look(2)
     assert {record.state for record in it.written} == {JobStatus.WORKER_FAILED}
     assert it.deleted == []
@@ -248,7 +248,7 @@ async def test_who_is_back_while_its_tasks_are_given_away_stays_in_the_table(it:
 @judging
 async def test_what_one_held_that_left_is_given_away_and_nothing_is_taken_from_the_table(it: Judging) -> None:
     hold(it)
-    it.roster.on_left(W)
+    it.worker_index.on_left(W)
     await it.look(2)
     assert {record.state for record in it.written} == {JobStatus.WORKER_FAILED}
     assert it.deleted == []

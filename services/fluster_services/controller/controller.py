@@ -48,11 +48,11 @@ from fluster_services.controller.scheduling.gangs import Gangs
 from fluster_services.controller.scheduling.offers import Offers
 from fluster_services.controller.scheduling.waits import Deadlines, Waits, waited_s
 from fluster_services.controller.scheduling.worker_monitor import WorkerMonitor
-from fluster_services.controller.state.books import Books, JobKey
 from fluster_services.controller.state.dirty_jobs import DirtyJobs
+from fluster_services.controller.state.job_index import JobIndex, JobKey
 from fluster_services.controller.state.liveness import Liveness
 from fluster_services.controller.state.reports import ProgressBoard, VMTroubles
-from fluster_services.controller.state.roster import Roster
+from fluster_services.controller.state.worker_index import WorkerIndex
 from fluster_services.controller.submissions.intake import Intake
 from fluster_services.controller.submissions.lost_submissions import settle_lost_submissions
 from fluster_services.controller.sweeps.owners import Owners
@@ -96,12 +96,12 @@ class Controller:
         self.config = config
         timing = config.timing
         # What it knows.
-        books = self.books = Books()
+        job_index = self.job_index = JobIndex()
         beats = int(timing.worker_timeout_s / timing.heartbeat_s)
-        roster = self.roster = Roster(books, Liveness(timing.worker_timeout_s, beats=beats))
+        worker_index = self.worker_index = WorkerIndex(job_index, Liveness(timing.worker_timeout_s, beats=beats))
         waits = self.waits = Waits()
         self.vm_troubles = VMTroubles()
-        self.progress = ProgressBoard(bus, books)
+        self.progress = ProgressBoard(bus, job_index)
         dirty = self.dirty = DirtyJobs()
         # What it reads, writes and leads.
         self.namespaces = NamespaceSet(bus, self)
@@ -115,13 +115,13 @@ class Controller:
         self.events = EventLog(bus, seat)
         writer = self.writer = RecordWriter(bus, tables, seat, dirty, leads=self.namespaces.leads, apply=self.apply)
         # What it does as the leader.
-        offers = self.offers = Offers(bus, seat, books, roster, timing, on_room=self._on_room)
+        offers = self.offers = Offers(bus, seat, job_index, worker_index, timing, on_room=self._on_room)
         dispatch = self.dispatch = offers.dispatch
         self.gangs = Gangs(
             bus,
             seat,
-            books=books,
-            roster=roster,
+            job_index=job_index,
+            worker_index=worker_index,
             waits=waits,
             dispatch=dispatch,
             writer=writer,
@@ -131,8 +131,8 @@ class Controller:
         self.monitor = WorkerMonitor(
             bus,
             seat,
-            books=books,
-            roster=roster,
+            job_index=job_index,
+            worker_index=worker_index,
             workers=self.workers_table,
             vm_troubles=self.vm_troubles,
             dispatch=dispatch,
@@ -140,14 +140,14 @@ class Controller:
             writer=writer,
             timing=timing,
         )
-        self._deadlines = Deadlines(bus, books, roster, waits=waits, dispatch=dispatch, writer=writer)
-        self._reconciler = Reconciler(books, dirty, self.gangs, writer)
-        self.registry = RegistrySweep(bus, seat, books, self.events)
-        self.owners = Owners(bus, seat, books, writer, lease_s=timing.owner_lease_s)
+        self._deadlines = Deadlines(bus, job_index, worker_index, waits=waits, dispatch=dispatch, writer=writer)
+        self._reconciler = Reconciler(job_index, dirty, self.gangs, writer)
+        self.registry = RegistrySweep(bus, seat, job_index, self.events)
+        self.owners = Owners(bus, seat, job_index, writer, lease_s=timing.owner_lease_s)
         self.retention = RecordSweep(
             bus,
             seat,
-            books=books,
+            job_index=job_index,
             tables=tables,
             job_rooms=self.job_rooms,
             limits=config.records,
@@ -156,7 +156,7 @@ class Controller:
         self.intake = Intake(
             bus,
             seat,
-            books=books,
+            job_index=job_index,
             tables=tables,
             namespaces=self.namespaces,
             job_rooms=self.job_rooms,
@@ -169,7 +169,7 @@ class Controller:
         self._secrets = SecretSweep(
             bus,
             seat,
-            books=books,
+            job_index=job_index,
             tables=tables,
             limits=config.records,
             has_parked=lambda: self.intake.has_parked,
@@ -179,7 +179,7 @@ class Controller:
             seat,
             namespaces=self.namespaces,
             store=self.store,
-            books=books,
+            job_index=job_index,
             writer=writer,
             server_users=config.server_users,
         )
@@ -189,15 +189,15 @@ class Controller:
     def _make_service(self) -> ControllerService:
         jobs = JobRequests(
             self.bus,
-            books=self.books,
+            job_index=self.job_index,
             tables=self.records,
             writer=self.writer,
             outcomes=self.intake.outcomes,
             progress=self.progress,
         )
         explanations = ExplainRequests(
-            books=self.books,
-            roster=self.roster,
+            job_index=self.job_index,
+            worker_index=self.worker_index,
             waits=self.waits,
             dispatch=self.dispatch,
             gangs=self.gangs,
@@ -210,7 +210,7 @@ class Controller:
             namespaces=self.namespaces,
             steward=self.steward,
             store=self.store,
-            books=self.books,
+            job_index=self.job_index,
             namespaces_are_fixed=self.config.namespaces_are_fixed,
             server_users=self.config.server_users,
         )
@@ -226,7 +226,7 @@ class Controller:
             jobs=jobs,
             explanations=explanations,
             operators=operators,
-            joining=Joining(self.bus, self.seat, self.roster, self.config.signers),
+            joining=Joining(self.bus, self.seat, self.worker_index, self.config.signers),
         )
 
     async def run(self, ready: Callable[[], None]) -> None:
@@ -277,7 +277,7 @@ class Controller:
         )
         for loop in loops:
             tasks.create_task(loop())
-        tasks.create_task(settle_lost_submissions(self.bus, self.books, self.writer))
+        tasks.create_task(settle_lost_submissions(self.bus, self.job_index, self.writer))
         tasks.create_task(self.registry.stay_open())
         await self.registry.wait_open()
         for _ in range(_RECONCILED_AT_ONCE):
@@ -306,13 +306,13 @@ class Controller:
 
     def follow_up_all(self, namespace: Namespace) -> None:
         """Act upon all records of the namespace as they are now."""
-        for key, record in self.books.records():
+        for key, record in self.job_index.records():
             if key.namespace == namespace:
                 self._follow_up(key, record)
 
     def forget_namespace(self, namespace: Namespace) -> None:
         """The namespace is no longer served: nothing is kept of it."""
-        for key in self.books.keys_of(namespace):
+        for key in self.job_index.keys_of(namespace):
             self.dispatch.forget(key)
         self._deadlines.forget(namespace)
         self.retention.forget_namespace(namespace)
@@ -330,7 +330,7 @@ class Controller:
 
         def is_known(key: str, revision: int) -> bool:
             """True for what this controller wrote itself, so that it need not be read once more."""
-            return self.books.has_seen(namespace, key, revision)
+            return self.job_index.has_seen(namespace, key, revision)
 
         passed = functools.partial(self.seat.on_passed, namespace)
         table, began = self.records[namespace], time.monotonic()
@@ -345,7 +345,7 @@ class Controller:
                     with self._faults.contained("the removal of %s in namespace %s", change.key, namespace):
                         self.retention.on_deleted(namespace, change)
                 elif isinstance(change, CaughtUp):
-                    self.events.forget_all_but(namespace, self.books.record_keys(namespace))
+                    self.events.forget_all_but(namespace, self.job_index.record_keys(namespace))
                     read.set()
 
     async def _watch_workers(self, read: asyncio.Event) -> None:
@@ -354,16 +354,16 @@ class Controller:
                 if isinstance(change, CaughtUp):
                     read.set()
                 elif isinstance(change, Row):
-                    self.roster.on_registered(change.value, now=time.monotonic())
+                    self.worker_index.on_registered(change.value, now=time.monotonic())
                 else:
-                    self.roster.on_left(WorkerId(change.key))
+                    self.worker_index.on_left(WorkerId(change.key))
 
     def apply(self, row: Row[JobRecord | TaskRecord], *, since: float | None = None) -> None:
         """Take in a record as it was read or written, with everything that follows from it if this controller leads.
 
         It stands since now, or `since` that time of the monotonic clock.
         """
-        key = self.books.apply(row)
+        key = self.job_index.apply(row)
         if key is None:
             return
         is_new = since is None
@@ -371,7 +371,7 @@ class Controller:
         self.retention.on_record(key, row.value, since=since)
         if isinstance(row.value, TaskRecord):
             self.waits.on_task(key, row.value, since=since)
-        # Now, since the books do not keep all of it.
+        # Now, since the index does not keep all of it.
         self.events.on_record(row.value, stored_at=row.stored_at, is_new=is_new)
         if self.namespaces.leads(key.namespace):
             self._follow_up(key, row.value)
@@ -382,7 +382,11 @@ class Controller:
             self._apply_task(key, record)
         elif record.state.finished():
             self.dispatch.forget(key)
-            for other in (*self.books.children(key), *self.books.dependents(key), *self.books.relieved(key)):
+            for other in (
+                *self.job_index.children(key),
+                *self.job_index.dependents(key),
+                *self.job_index.relieved(key),
+            ):
                 self.dirty.mark(other)
             self.namespaces.on_job_ended(key.namespace)
         self.registry.on_record(key, record)
@@ -393,7 +397,7 @@ class Controller:
 
     def _is_being_recorded(self, key: JobKey, record: JobRecord | TaskRecord) -> bool:
         """True for a task that waits as long as others of its job have no records: nothing follows before the last of them."""
-        entry = self.books.get(key)
+        entry = self.job_index.get(key)
         if entry is None or entry.job is None or not isinstance(record, TaskRecord):
             return False
         return record.state is JobStatus.PENDING and len(entry.tasks) < entry.job.value.request.replicas
@@ -401,7 +405,7 @@ class Controller:
     def _apply_task(self, key: JobKey, task: TaskRecord) -> None:
         self.progress.on_task_changed(key, task)
         if task.state.finished():
-            for child in self.books.children(key):
+            for child in self.job_index.children(key):
                 self.dirty.mark(child)
         if lifecycle.is_held(task) and task.worker_id is not None:
             self.monitor.on_held(task.worker_id)

@@ -10,15 +10,15 @@ from fluster_bus.core.errors import BusError
 from fluster_bus.core.fault_log import FaultLog
 from fluster_services import job_lifecycle
 from fluster_services.controller.rules.reconcile import missing_tasks, next_records
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from fluster_services.gangs import MAX_AT_ONCE
 
 if TYPE_CHECKING:
     from fluster_bus.messages import TaskRecord
     from fluster_services.controller.leading.record_writer import RecordWriter
     from fluster_services.controller.scheduling.gangs import Gangs
-    from fluster_services.controller.state.books import Books
     from fluster_services.controller.state.dirty_jobs import DirtyJobs
+    from fluster_services.controller.state.job_index import JobIndex
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 class Reconciler:
     """Takes one job after the other that has changed; `run` may run many times at once."""
 
-    def __init__(self, books: Books, dirty: DirtyJobs, gangs: Gangs, writer: RecordWriter) -> None:
-        self._books = books
+    def __init__(self, job_index: JobIndex, dirty: DirtyJobs, gangs: Gangs, writer: RecordWriter) -> None:
+        self._job_index = job_index
         self._dirty = dirty
         self._gangs = gangs
         self._writer = writer
@@ -44,24 +44,24 @@ class Reconciler:
                 self._dirty.done(key)
 
     async def _reconcile(self, key: JobKey) -> None:
-        entry = self._books.get(key)
+        entry = self._job_index.get(key)
         if entry is None or entry.job is None:
             return
         parent_id = entry.job.value.request.parent
-        parent = self._books.get(JobKey(key.namespace, parent_id)) if parent_id is not None else None
+        parent = self._job_index.get(JobKey(key.namespace, parent_id)) if parent_id is not None else None
         parent_record = parent.job.value if parent is not None and parent.job is not None else None
-        after = self._books.dependencies(key) if job_lifecycle.awaits_others(entry.job.value) else None
+        after = self._job_index.dependencies(key) if job_lifecycle.awaits_others(entry.job.value) else None
         is_gathering = self._gangs.is_gathering(key)
         wanted = next_records(
             entry,
             now=time.time(),
             parent=parent_record,
-            launcher=self._books.launcher(key.namespace, entry.job.value.request),
+            launcher=self._job_index.launcher(key.namespace, entry.job.value.request),
             after=after,
             is_gathering=is_gathering,
-            with_children=self._books.with_children(key),
+            with_children=self._job_index.with_children(key),
         )
-        # Taken now: while one is written, the books may move on to records that the others were not decided from.
+        # Taken now: while one is written, the index may move on to records that the others were not decided from.
         for record, revision in [(record, entry.revision_of(record)) for record in wanted]:
             await self._writer.write(record, revision)
         for number, task in enumerate(missing_tasks(entry)):

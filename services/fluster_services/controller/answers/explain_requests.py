@@ -12,16 +12,16 @@ from fluster_services.controller.answers.requests import present_pace
 from fluster_services.controller.rules.dependencies import waits_for
 from fluster_services.controller.scheduling.dispatch import place_of
 from fluster_services.controller.scheduling.explain import explain
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from fluster_services.job_info import job_status
 
 if TYPE_CHECKING:
     from fluster_services.controller.scheduling.dispatch import Dispatch
     from fluster_services.controller.scheduling.gangs import Gangs
     from fluster_services.controller.scheduling.waits import Waits
-    from fluster_services.controller.state.books import Books
+    from fluster_services.controller.state.job_index import JobIndex
     from fluster_services.controller.state.reports import ProgressBoard, VMTroubles
-    from fluster_services.controller.state.roster import Roster
+    from fluster_services.controller.state.worker_index import WorkerIndex
 
 
 class ExplainRequests:
@@ -30,16 +30,16 @@ class ExplainRequests:
     def __init__(
         self,
         *,
-        books: Books,
-        roster: Roster,
+        job_index: JobIndex,
+        worker_index: WorkerIndex,
         waits: Waits,
         dispatch: Dispatch,
         gangs: Gangs,
         progress: ProgressBoard,
         vm_troubles: VMTroubles,
     ) -> None:
-        self._books = books
-        self._roster = roster
+        self._job_index = job_index
+        self._worker_index = worker_index
         self._waits = waits
         self._dispatch = dispatch
         self._gangs = gangs
@@ -47,32 +47,32 @@ class ExplainRequests:
         self._vm_troubles = vm_troubles
 
     async def explain(self, namespace: Namespace, request: ExplainRequest) -> ExplainReply:
-        job, tasks = known_job(self._books, JobKey(namespace, request.job_id))
+        job, tasks = known_job(self._job_index, JobKey(namespace, request.job_id))
         ahead = await self._ahead(job)
         reason = explain(
             job,
             tasks,
-            self._roster.views(),
+            self._worker_index.views(),
             ahead=ahead,
             now=time.time(),
             waits_for=self._waits_for(job),
             reservation=self._reservation(job),
             pauses_s=self._pauses_s(job, tasks),
-            children=self._books.unfinished_children(JobKey(namespace, request.job_id), tasks),
+            children=self._job_index.unfinished_children(JobKey(namespace, request.job_id), tasks),
             troubles=self._troubles(),
-            withheld=self._roster.withheld(),
+            withheld=self._worker_index.withheld(),
             unfit=self._dispatch.unfit(JobKey(namespace, request.job_id)),
             preparing=self._progress.preparing(JobKey(namespace, request.job_id)),
             short_of_quota=self._dispatch.why_short(job),
             goes_first=self._dispatch.who_goes_first(job),
-            registered=self._roster.workers.keys(),
+            registered=self._worker_index.workers.keys(),
         )
         return ExplainReply(job_id=request.job_id, reason=reason)
 
     def _troubles(self) -> list[tuple[WorkerId, str]]:
-        roster = self._roster
-        troubles = dict(roster.troubles())
-        working = {worker_id for worker_id in roster.workers if roster.takes_work(worker_id)}
+        worker_index = self._worker_index
+        troubles = dict(worker_index.troubles())
+        working = {worker_id for worker_id in worker_index.workers if worker_index.takes_work(worker_id)}
         return sorted((dict(self._vm_troubles.told(working)) | troubles).items())
 
     async def _ahead(self, job: JobRecord) -> int:
@@ -85,7 +85,7 @@ class ExplainRequests:
         ahead = sum(gang.count for gang in self._gangs.waiting() if dispatch.goes_before(gang.place, place))
         for key, _task in dispatch.scheduler.waiting():
             await pace.step()
-            entry = self._books.get(key)
+            entry = self._job_index.get(key)
             ahead += (
                 entry is not None and entry.job is not None and dispatch.goes_before(place_of(entry.job.value), place)
             )
@@ -101,7 +101,7 @@ class ExplainRequests:
         if reservation is None:
             return None
         key, workers = reservation
-        holder = self._books.get(key)
+        holder = self._job_index.get(key)
         if key.namespace != job.namespace or holder is None or holder.job is None:
             return None  # a tenant is not told about another's jobs
         is_concerned = key.job_id == job.job_id or place_of(holder.job.value) < place_of(job)
@@ -109,10 +109,10 @@ class ExplainRequests:
 
     def _waits_for(self, job: JobRecord) -> list[tuple[str, JobStatus]]:
         """The jobs that it waits for, and how they stand."""
-        books = self._books
+        job_index = self._job_index
         found: list[tuple[str, JobStatus]] = []
-        for each in waits_for(job, books.dependencies(JobKey(job.namespace, job.job_id))):
-            entry = books.get(JobKey(each.namespace, each.job_id))
+        for each in waits_for(job, job_index.dependencies(JobKey(job.namespace, job.job_id))):
+            entry = job_index.get(JobKey(each.namespace, each.job_id))
             tasks = entry.task_records() if entry is not None else []
             found.append((each.job_id, job_status(each, tasks)))
         return found

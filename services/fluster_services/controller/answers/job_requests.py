@@ -30,7 +30,7 @@ from fluster_bus.messages.stacks import TaskStack, TaskStackRequest
 from fluster_services import job_lifecycle
 from fluster_services.controller.answers.requests import Pace, present_pace
 from fluster_services.controller.answers.worker_requests import flush_job, stack_of
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.slim_records import is_left, is_slim_end, is_slim_error
 from fluster_services.job_info import job_status, job_summary, task_statuses
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
     from fluster_services.controller.answers.requests import Pace
     from fluster_services.controller.leading.record_writer import RecordTables, RecordWriter
-    from fluster_services.controller.state.books import Books
+    from fluster_services.controller.state.job_index import JobIndex
     from fluster_services.controller.state.reports import ProgressBoard
     from fluster_services.controller.submissions.outcomes import SubmissionOutcomes
 
@@ -53,14 +53,14 @@ class JobRequests:
         self,
         bus: Bus,
         *,
-        books: Books,
+        job_index: JobIndex,
         tables: RecordTables,
         writer: RecordWriter,
         outcomes: SubmissionOutcomes,
         progress: ProgressBoard,
     ) -> None:
         self._bus = bus
-        self._books = books
+        self._job_index = job_index
         self._tables = tables
         self._writer = writer
         self._outcomes = outcomes
@@ -77,7 +77,7 @@ class JobRequests:
         except TimeoutError as error:
             raise BusyError("records of these jobs are being written: ask again in a moment") from error
         # The id of one that is not recorded yet may be another's, which it is to replace.
-        known = {key for key in keys if key not in unrecorded and self._books.get(key) is not None}
+        known = {key for key in keys if key not in unrecorded and self._job_index.get(key) is not None}
         page = JobPage()
         for key in (key for key in keys if key in known):
             await pace.step()
@@ -106,7 +106,7 @@ class JobRequests:
 
     async def _told(self, key: JobKey, pace: Pace, *, details: bool = False, error: bool = False) -> bytes | None:
         """The JSON of a job's description, `error` being the exception that it failed with; None when it is gone."""
-        entry = self._books.get(key)
+        entry = self._job_index.get(key)
         if entry is None or entry.job is None:
             return None
         job, tasks = entry.job.value, entry.task_records()
@@ -124,7 +124,7 @@ class JobRequests:
         return info.model_copy(update={"error": row.value.error if row is not None else None})
 
     async def _details(self, info: JobInfo) -> JobDetails | None:
-        entry = self._books.get(JobKey(info.namespace, info.job_id))
+        entry = self._job_index.get(JobKey(info.namespace, info.job_id))
         job = entry.job.value if entry is not None and entry.job is not None else None
         if job is None or is_slim_end(job) or is_left(job.request):
             row = await self._tables[info.namespace].get(info.job_id)
@@ -132,11 +132,11 @@ class JobRequests:
         return JobDetails.of(job.request) if job is not None else None
 
     async def list(self, namespace: Namespace, request: ListRequest) -> Json:
-        books, pace, page = self._books, present_pace(), JobPage(request.limit)
+        job_index, pace, page = self._job_index, present_pace(), JobPage(request.limit)
         skip, cursor, more = request.skip, request.after, False
-        for key in books.newest(namespace, request.after):
+        for key in job_index.newest(namespace, request.after):
             await pace.step()
-            entry = books.get(key)
+            entry = job_index.get(key)
             if entry is None or entry.job is None:
                 continue
             order = entry.job.value.order
@@ -158,7 +158,7 @@ class JobRequests:
     async def terminate(self, namespace: Namespace, request: TerminateRequest) -> Json:
         key = JobKey(namespace, request.job_id)
         while True:
-            entry = self._books.get(key)
+            entry = self._job_index.get(key)
             if entry is None or entry.job is None:
                 raise ServiceError(
                     "JobNotFoundError", f"no job {request.job_id!r} in namespace {namespace!r}: `fluster ps` lists them"
@@ -172,18 +172,18 @@ class JobRequests:
                 self._writer.apply(newer)
 
     async def stack(self, namespace: Namespace, request: TaskStackRequest) -> TaskStack:
-        job, tasks = known_job(self._books, JobKey(namespace, request.job_id))
+        job, tasks = known_job(self._job_index, JobKey(namespace, request.job_id))
         return await stack_of(self._bus, job, tasks, request)
 
     async def flush(self, namespace: Namespace, request: FlushRequest) -> Done:
-        _, tasks = known_job(self._books, JobKey(namespace, request.job_id))
+        _, tasks = known_job(self._job_index, JobKey(namespace, request.job_id))
         await flush_job(self._bus, namespace, request.job_id, tasks)
         return Done()
 
 
-def known_job(books: Books, key: JobKey) -> tuple[JobRecord, list[TaskRecord]]:
+def known_job(job_index: JobIndex, key: JobKey) -> tuple[JobRecord, list[TaskRecord]]:
     """The records of a job. Raises ServiceError when there is no such job."""
-    entry = books.get(key)
+    entry = job_index.get(key)
     if entry is None or entry.job is None:
         raise ServiceError(
             "JobNotFoundError", f"no job {key.job_id!r} in namespace {key.namespace!r}: `fluster ps` lists them"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
     from fluster_bus.trust.signer import Signer
     from fluster_services.controller.leading.seat import Seat
-    from fluster_services.controller.state.roster import Roster
+    from fluster_services.controller.state.worker_index import WorkerIndex
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +44,9 @@ class _Claim:
 class Joining:
     """Answers machines that ask to become workers."""
 
-    def __init__(self, bus: Bus, seat: Seat, roster: Roster, signers: Mapping[Role, Signer]) -> None:
+    def __init__(self, bus: Bus, seat: Seat, worker_index: WorkerIndex, signers: Mapping[Role, Signer]) -> None:
         self._seat = seat
-        self._roster = roster
+        self._worker_index = worker_index
         self._signers = signers
         self._tokens = join_tokens_table(bus)
         self._joined = joined_workers_table(bus)
@@ -116,7 +116,7 @@ class Joining:
             await self._tokens.update(token.key, admission.token, token.revision)
 
     async def _is_taken(self, worker_id: str) -> bool:
-        if WorkerId(worker_id) in self._roster.workers:
+        if WorkerId(worker_id) in self._worker_index.workers:
             return True
         issued = await self._issued.get(buckets.ISSUED_WORKERS_KEY)
         return issued is not None and worker_id in issued.value.names

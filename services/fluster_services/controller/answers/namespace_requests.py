@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fluster_services.controller.namespaces.namespaces import NamespaceSet as Namespaces
     from fluster_services.controller.namespaces.server_users import ServerUsers
     from fluster_services.controller.namespaces.steward import Steward
-    from fluster_services.controller.state.books import Books
+    from fluster_services.controller.state.job_index import JobIndex
 
 _ANSWERED_S = 1.0  # by then it is said how far it is: who asks sends the request again, to learn when it is done
 _TRIES = 20  # of those who change a namespace at the same time, each try lets one through
@@ -76,7 +76,7 @@ class NamespaceRequests:
         namespaces: Namespaces,
         steward: Steward,
         store: StoreSetup,
-        books: Books,
+        job_index: JobIndex,
         namespaces_are_fixed: str | None,
         server_users: ServerUsers | None,
     ) -> None:
@@ -85,7 +85,7 @@ class NamespaceRequests:
         self._namespaces = namespaces
         self._steward = steward
         self._store = store
-        self._books = books
+        self._job_index = job_index
         self._namespaces_are_fixed = namespaces_are_fixed
         self._server_users = server_users
 
@@ -205,11 +205,11 @@ class NamespaceRequests:
 
     async def _counts(self) -> dict[Namespace, tuple[int, int]]:
         """{namespace: (jobs that wait, jobs that run)}."""
-        pace, books = present_pace(), self._books
+        pace, job_index = present_pace(), self._job_index
         counts: dict[Namespace, tuple[int, int]] = {}
-        for key in books.keys():  # noqa: SIM118 - it is not a dict
+        for key in job_index.keys():  # noqa: SIM118 - it is not a dict
             await pace.step()
-            entry = books.get(key)
+            entry = job_index.get(key)
             if entry is None or entry.job is None or entry.job.value.is_over:
                 continue
             status = job_status(entry.job.value, entry.task_records())

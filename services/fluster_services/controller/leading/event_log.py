@@ -25,7 +25,7 @@ from fluster_bus.messages import Event, JobId, JobRecord, JobStatus, Namespace, 
 from fluster_bus.storage.feeds import Feed
 from fluster_bus.storage.streams import Appender
 from fluster_services.controller.leading.seat import Seat
-from fluster_services.controller.state.books import record_key
+from fluster_services.controller.state.job_index import record_key
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from fluster_bus.storage.tables import Row, Table, Update
 from fluster_services import lifecycle
 from fluster_services.controller.leading.seat import DeposedError
 from fluster_services.controller.rules import conflicts
-from fluster_services.controller.state.books import JobKey, record_key
+from fluster_services.controller.state.job_index import JobKey, record_key
 from fluster_services.controller.state.slim_records import (
     is_left,
     is_slim_end,
@@ -60,8 +60,8 @@ RecordUpdate = Update[JobRecord | TaskRecord]
 class PendingWrites:
     """Which jobs have records that are being written.
 
-    The server may have stored such a record, and have republished it to those who watch, before the books have it. An
-    answer from the books alone would be older than what was published before the question came.
+    The server may have stored such a record, and have republished it to those who watch, before the index have it. An
+    answer from the index alone would be older than what was published before the question came.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class PendingWrites:
 
     @contextmanager
     def of(self, keys: Collection[JobKey]) -> Iterator[None]:
-        """Records of the jobs are written inside, and applied to the books."""
+        """Records of the jobs are written inside, and applied to the index."""
         done = asyncio.get_running_loop().create_future()
         for key in keys:
             self._of.setdefault(key, set()).add(done)
@@ -84,7 +84,7 @@ class PendingWrites:
                     del self._of[key]
 
     async def wait_settled(self, keys: Collection[JobKey], *, until: float) -> None:
-        """Return when the books have what was being written of the jobs when this was called.
+        """Return when the index has what was being written of the jobs when this was called.
 
         Raises TimeoutError at `until` of the loop's clock.
         """
@@ -232,7 +232,7 @@ class RecordWriter:
     async def _write_verdicts(
         self, namespace: Namespace, decided: Sequence[tuple[JobRecord | TaskRecord, int]]
     ) -> list[JobRecord | TaskRecord]:
-        """What was stored of them, and is in the books. Raises DeposedError."""
+        """What was stored of them, and is in the index. Raises DeposedError."""
         with self.pending.of({JobKey(namespace, record.job_id) for record, _ in decided}):
             try:
                 wholes = [(await self._whole(record, revision), revision) for record, revision in decided]
@@ -268,7 +268,7 @@ class RecordWriter:
             self._dirty.mark(JobKey(record.namespace, record.job_id))
 
     async def _written(self, record: JobRecord | TaskRecord) -> None:
-        """Do what follows from a record that is stored, beside what follows from its being in the books."""
+        """Do what follows from a record that is stored, beside what follows from its being in the index."""
         if isinstance(record, TaskRecord) and lifecycle.is_to_be_stopped(record):
             await self._tell_worker(record)
         if isinstance(record, JobRecord) and record.state.finished():

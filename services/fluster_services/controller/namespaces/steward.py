@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fluster_services.controller.leading.store_setup import StoreSetup
     from fluster_services.controller.namespaces.namespaces import NamespaceSet
     from fluster_services.controller.namespaces.server_users import ServerUsers
-    from fluster_services.controller.state.books import Books, JobKey
+    from fluster_services.controller.state.job_index import JobIndex, JobKey
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Steward:
         *,
         namespaces: NamespaceSet,
         store: StoreSetup,
-        books: Books,
+        job_index: JobIndex,
         writer: RecordWriter,
         server_users: ServerUsers | None,
     ) -> None:
@@ -52,7 +52,7 @@ class Steward:
         self._seat = seat
         self._namespaces = namespaces
         self._store = store
-        self._books = books
+        self._job_index = job_index
         self._writer = writer
         self._server_users = server_users
         self._working: dict[Namespace, asyncio.Task[None]] = {}
@@ -65,7 +65,7 @@ class Steward:
 
     def unfinished(self, namespace: Namespace) -> list[JobKey]:
         """The jobs of a namespace that have not ended."""
-        return self._books.open_jobs(namespace)
+        return self._job_index.open_jobs(namespace)
 
     async def run(self) -> None:
         """Complete what is begun, until cancelled."""
@@ -136,7 +136,7 @@ class Steward:
                 break
             for key in unfinished:
                 await slices.step()
-                entry = self._books.get(key)
+                entry = self._job_index.get(key)
                 if entry is None or entry.job is None:
                     continue
                 killed = job_lifecycle.request_job_kill(entry.job.value, reason=f"namespace {namespace} is dropped")

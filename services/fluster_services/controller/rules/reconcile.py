@@ -12,7 +12,7 @@ from itertools import islice
 from fluster_bus.messages import Endpoint, JobId, JobRecord, JobRequest, JobStatus, TaskRecord
 from fluster_services import gangs, job_lifecycle, lifecycle
 from fluster_services.controller.rules import dependencies
-from fluster_services.controller.state.books import JobEntry
+from fluster_services.controller.state.job_index import JobEntry
 
 
 def next_records(

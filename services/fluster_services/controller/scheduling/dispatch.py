@@ -26,8 +26,8 @@ from fluster_services.controller.scheduling.order import Place, Starving, place_
 from fluster_services.controller.scheduling.reservation import choose
 from fluster_services.controller.scheduling.scheduler import Scheduler
 from fluster_services.controller.scheduling.turns import Turns
-from fluster_services.controller.state.books import Books, JobKey
-from fluster_services.controller.state.roster import Roster
+from fluster_services.controller.state.job_index import JobIndex, JobKey
+from fluster_services.controller.state.worker_index import WorkerIndex
 
 log = logging.getLogger(__name__)
 
@@ -75,15 +75,21 @@ class Dispatch:
     """The tasks that wait, and the offers that are out."""
 
     def __init__(
-        self, books: Books, roster: Roster, around: Surroundings, *, reserve_after_s: float, unfit_retry_s: float = 30.0
+        self,
+        job_index: JobIndex,
+        worker_index: WorkerIndex,
+        around: Surroundings,
+        *,
+        reserve_after_s: float,
+        unfit_retry_s: float = 30.0,
     ) -> None:
-        self.shares = books.shares
+        self.shares = job_index.shares
         self.shares.on_freed = self._on_quota_freed
         self.scheduler = Scheduler(self.shares)
         self._turns = Turns()
         self._unfit: dict[JobKey, dict[WorkerId, str]] = {}  # {job: {worker that lacks what it names: why}}
-        self._books = books
-        self._roster = roster
+        self._job_index = job_index
+        self._worker_index = worker_index
         self._around = around
         self._reserve_after_s = reserve_after_s
         self._unfit_retry_s = unfit_retry_s
@@ -104,7 +110,7 @@ class Dispatch:
     def on_task(self, key: JobKey, task: TaskRecord, *, pause_s: float) -> None:
         """The record of a task has changed; if it waits, it is not to be offered before so much time has passed."""
         if task.state.finished() or (task.gang and task.state is JobStatus.PENDING):
-            self.on_room(self._roster.left(task.worker_id) if task.worker_id is not None else None)
+            self.on_room(self._worker_index.left(task.worker_id) if task.worker_id is not None else None)
         if task.state is not JobStatus.PENDING or task.kill_requested is not None:
             self._remove(key, task.task)
             if not lifecycle.is_held(task):
@@ -117,7 +123,7 @@ class Dispatch:
             self._add(key, task)
 
     def _add(self, key: JobKey, task: TaskRecord) -> None:
-        if self._books.present(key, task) is None:
+        if self._job_index.present(key, task) is None:
             return  # it has changed during its pause
         if not self._has_turn(key, task.task):
             return
@@ -143,7 +149,7 @@ class Dispatch:
 
     def _has_turn(self, key: JobKey, task: int) -> bool:
         """False for a task of an array as many of which wait for offers, or run, as may at once."""
-        entry = self._books.get(key)
+        entry = self._job_index.get(key)
         array = entry.job.value.request.array if entry is not None and entry.job is not None else None
         if entry is None or array is None or array.at_once is None:
             return True
@@ -156,7 +162,7 @@ class Dispatch:
 
     def _pass_turn(self, key: JobKey, task: int) -> None:
         following = self._turns.leave(key, task)
-        entry = self._books.get(key) if following is not None else None
+        entry = self._job_index.get(key) if following is not None else None
         row = entry.tasks.get(following) if entry is not None and following is not None else None
         if row is not None:
             self._add(key, row.value)
@@ -280,9 +286,9 @@ class Dispatch:
 
     def _reserve(self) -> None:
         """Keep workers free for the first in the order that has been overtaken for too long, if there is one."""
-        roster, scheduler, now = self._roster, self.scheduler, self._around.now()
+        worker_index, scheduler, now = self._worker_index, self.scheduler, self._around.now()
         if scheduler.reserved is not None and self._reserved_for is not None:
-            fits_still = all(roster.takes_work(each) for each in self._kept_free)
+            fits_still = all(worker_index.takes_work(each) for each in self._kept_free)
             if not fits_still or (self.shares.bounded and scheduler.is_short_of_quota(self._reserved_for)):
                 scheduler.release()
                 self._around.on_room()
@@ -324,7 +330,7 @@ class Dispatch:
                 log.info("room in the quota of %s is kept for %s, which others have overtaken", *place.job)
 
     def _could_run_on(self, starving: Starving) -> tuple[str, ...]:
-        rooms = [room for room in self._roster.rooms() if room.name not in starving.need.elsewhere]
+        rooms = [room for room in self._worker_index.rooms() if room.name not in starving.need.elsewhere]
         return choose(starving.need, starving.count, rooms)
 
     # ---- offers -----------------------------------------------------------------------------------------
@@ -332,7 +338,7 @@ class Dispatch:
     def _weigh(self) -> None:
         """What namespaces have is a part of what there is now."""
         if self.scheduler.is_shared:
-            self.shares.on_total(self._roster.total())
+            self.shares.on_total(self._worker_index.total())
 
     def take(self, most: int = _OUT_AT_ONCE) -> list[tuple[Place, Capacity]]:
         """What is to be offered now, so many at most: each is out until its `offer` has come to its end, or `on_unanswered`."""
@@ -346,7 +352,7 @@ class Dispatch:
     def offer(self, place: Place, need: Capacity) -> Asking:
         """Offer a task that was taken: gives what to ask next, and is sent the answer, None when no worker listens."""
         rooms = self._rooms
-        entry = self._books.get(place.job)
+        entry = self._job_index.get(place.job)
         row = entry.tasks.get(place.task) if entry is not None else None
         if row is None:
             self.scheduler.remove(place.job, place.task)
@@ -365,7 +371,7 @@ class Dispatch:
                 if is_worth_repeating:
                     self._open_later()  # the line waits as a whole, and so stays in order
                 else:
-                    self._roster.on_no_listener(need, spared={*self.spared(place), *need.elsewhere})
+                    self._worker_index.on_no_listener(need, spared={*self.spared(place), *need.elsewhere})
                 # Room that came while the offer was out must not be forgotten because of the answer from before.
                 self.scheduler.on_declined(place, need, room=rooms != self._rooms)
         self._come_back()
@@ -411,7 +417,7 @@ class Dispatch:
             if answer is not None and answer.unfit:
                 self.note_unfit(place.job, answer)
                 continue
-            has_declined |= answer is not None and fits(need, self._roster.said_free(worker_id))
+            has_declined |= answer is not None and fits(need, self._worker_index.said_free(worker_id))
         # One that said it has room may have had another reason, which passes without its having more room.
         return False, has_declined
 
@@ -422,7 +428,7 @@ class Dispatch:
 
     def _ask_again(self, key: JobKey, worker_id: WorkerId) -> None:
         """The worker may have by now what it lacked: what waits of the job is offered to it too."""
-        unfit, entry = self._unfit.get(key, {}), self._books.get(key)
+        unfit, entry = self._unfit.get(key, {}), self._job_index.get(key)
         if unfit.pop(worker_id, None) is None or entry is None:
             return  # the job has ended
         if not unfit:
@@ -438,5 +444,5 @@ class Dispatch:
         """The workers that have room by the records."""
         if place == self.scheduler.reserved:
             yield from self._kept_free  # they may have got room since
-        found = (worker_id for worker_id, _ in self._roster.with_room(need) if worker_id not in spared)
+        found = (worker_id for worker_id, _ in self._worker_index.with_room(need) if worker_id not in spared)
         yield from itertools.islice(found, _NAMED_BESIDE_SPARED if spared else None)

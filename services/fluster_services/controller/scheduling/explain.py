@@ -11,7 +11,7 @@ from fluster_bus.messages.parts.arrays import number_in
 from fluster_bus.messages.parts.counted import number_text
 from fluster_bus.messages.parts.resources import as_words, worker_named
 from fluster_services import capacity, gangs, job_lifecycle, lifecycle
-from fluster_services.controller.state.roster import WorkerView
+from fluster_services.controller.state.worker_index import WorkerView
 
 _NO_WORKER = "there is no worker now that takes work"
 _NAMED = 3  # workers or jobs that are named before the rest is counted

@@ -17,7 +17,7 @@ from fluster_bus.running.coroutines import TimeSlices
 from fluster_bus.storage.tables import Row
 from fluster_services import capacity, gangs, lifecycle
 from fluster_services.controller.scheduling.order import Place, place_in_line
-from fluster_services.controller.state.books import JobEntry, JobKey
+from fluster_services.controller.state.job_index import JobEntry, JobKey
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from fluster_services.controller.leading.seat import Seat
     from fluster_services.controller.scheduling.dispatch import Dispatch
     from fluster_services.controller.scheduling.waits import Waits
-    from fluster_services.controller.state.books import Books
     from fluster_services.controller.state.dirty_jobs import DirtyJobs
-    from fluster_services.controller.state.roster import Roster
+    from fluster_services.controller.state.job_index import JobIndex
+    from fluster_services.controller.state.worker_index import WorkerIndex
 
 log = logging.getLogger(__name__)
 
 _OUT_AT_ONCE = 256
 _OFFER_TIMEOUT_S = 2.0
 _RECORDED_TIMEOUT_S = 5.0  # accepted claims are in the bucket already, and on their way here
-# A worker that declined believes other than the books: they are better soon. Where they are not, it is left out for longer
+# A worker that declined believes other than the index: that is right soon. Where it is not, it is left out for longer
 # each time, since all others hold their tasks in vain meanwhile.
 _LEFT_OUT_S, _LONGEST_LEFT_OUT_S = 1.0, 16.0
 _PLANNED_EVERY_S = 0.05  # at most so often, however much room is reported
@@ -65,8 +65,8 @@ class Gangs:
         bus: Bus,
         seat: Seat,
         *,
-        books: Books,
-        roster: Roster,
+        job_index: JobIndex,
+        worker_index: WorkerIndex,
         waits: Waits,
         dispatch: Dispatch,
         writer: RecordWriter,
@@ -75,8 +75,8 @@ class Gangs:
     ) -> None:
         self._bus = bus
         self._seat = seat
-        self._books = books
-        self._roster = roster
+        self._job_index = job_index
+        self._worker_index = worker_index
         self._waits = waits
         self._dispatch = dispatch
         self._writer = writer
@@ -108,7 +108,7 @@ class Gangs:
 
     def on_job_changed(self, key: JobKey) -> None:
         """Records of a job have changed."""
-        entry = self._books.get(key)
+        entry = self._job_index.get(key)
         if entry is None or entry.job is None or not entry.job.value.request.gang:
             self._waiting.pop(key, None)
             self._dispatch.remove_gang(key)
@@ -198,12 +198,12 @@ class Gangs:
         return None
 
     def _workers_free(self) -> list[tuple[WorkerId, Capacity]]:
-        views = [(WorkerId(view.name), view.free) for view in self._roster.views()]
+        views = [(WorkerId(view.name), view.free) for view in self._worker_index.views()]
         return [each for each in views if each[0] not in self._left_out]
 
     def _plan(self, gang: WaitingGang, workers_free: list[tuple[WorkerId, Capacity]]) -> list[WorkerId] | None:
         """A worker for each task; None when the gang has to wait."""
-        entry = self._books.get(gang.key)
+        entry = self._job_index.get(gang.key)
         if entry is None or entry.job is None or not gangs.is_waiting(entry.job.value, entry.task_records()):
             return None
         if gang.key in self._pausing:
@@ -217,7 +217,7 @@ class Gangs:
         return workers if len(workers) == gang.count else None
 
     async def _gather(self, gang: WaitingGang, workers: list[WorkerId]) -> None:
-        entry = self._books.get(gang.key)
+        entry = self._job_index.get(gang.key)
         if entry is None or entry.job is None:
             return
         epoch = max(entry.job.value.epoch, *(row.value.epoch for row in entry.tasks.values())) + 1
@@ -288,7 +288,7 @@ class Gangs:
         earlier = self._left_out.pop(worker_id, None)
         if earlier is not None:
             earlier.cancel()
-        registered = self._roster.workers
+        registered = self._worker_index.workers
         self._left_out_s = {each: before for each, before in self._left_out_s.items() if each in registered}
         pause_s = min(2 * self._left_out_s.get(worker_id, _LEFT_OUT_S / 2), _LONGEST_LEFT_OUT_S)
         self._left_out_s[worker_id] = pause_s
@@ -302,7 +302,7 @@ class Gangs:
 
     async def give_up_misfits(self) -> None:
         """Write the end of gangs that all registered workers together have had no room for, empty, for long enough."""
-        totals, dispatch, slices = self._roster.totals(), self._dispatch, TimeSlices()
+        totals, dispatch, slices = self._worker_index.totals(), self._dispatch, TimeSlices()
         now, misfits = time.monotonic(), dict[JobKey, int]()
         for waiting in list(self._waiting.values()) if totals else []:
             await slices.step()
@@ -311,7 +311,7 @@ class Gangs:
                 misfits[waiting.key] = fitting
         self._misfit_since = {key: self._misfit_since.get(key, now) for key in misfits}
         for key, since in self._misfit_since.items():
-            entry = self._books.get(key)
+            entry = self._job_index.get(key)
             row = entry.tasks.get(0) if entry is not None else None
             gang = self._waiting.get(key)
             if row is None or gang is None:

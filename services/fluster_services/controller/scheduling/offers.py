@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
     from fluster_services.config import Timing
     from fluster_services.controller.leading.seat import Seat
-    from fluster_services.controller.state.books import Books
-    from fluster_services.controller.state.roster import Roster
+    from fluster_services.controller.state.job_index import JobIndex
+    from fluster_services.controller.state.worker_index import WorkerIndex
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,14 @@ class Offers:
     """The dispatch's hands, and its clock."""
 
     def __init__(
-        self, bus: Bus, seat: Seat, books: Books, roster: Roster, timing: Timing, *, on_room: Callable[[], None]
+        self,
+        bus: Bus,
+        seat: Seat,
+        job_index: JobIndex,
+        worker_index: WorkerIndex,
+        timing: Timing,
+        *,
+        on_room: Callable[[], None],
     ) -> None:
         """`on_room` is called when some worker has room again, for those that are not offered here: gangs."""
         self.on_room = on_room
@@ -39,8 +46,8 @@ class Offers:
         self._seat = seat
         self._wake = asyncio.Event()
         self.dispatch = Dispatch(
-            books,
-            roster,
+            job_index,
+            worker_index,
             self,
             reserve_after_s=timing.reserve_after_s,
             unfit_retry_s=timing.unfit_retry_s,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fluster_bus.messages import Capacity, Namespace
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.shares import NOTHING, Amount, Shares
 
 _ORDERS = 1 << 53  # beyond any order of submission

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from fluster_bus.messages import Capacity
 from fluster_services import capacity
-from fluster_services.controller.state.roster import WorkerView
+from fluster_services.controller.state.worker_index import WorkerView
 
 
 def choose(need: Capacity, count: int, workers: Iterable[WorkerView]) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from fluster_bus.messages import Capacity, Namespace
 from fluster_services.capacity import fits
 from fluster_services.controller.scheduling.order import Place, Starving, TurnOrder
 from fluster_services.controller.scheduling.waiting import MAX_WINDOW, Gang, GangLine, Line, is_as_large, is_at_least
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.shares import Shares
 
 _WIDENS_AFTER = 8  # offers that are accepted in a row

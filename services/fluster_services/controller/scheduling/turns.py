@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 
 
 @dataclass

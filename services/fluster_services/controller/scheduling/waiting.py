@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fluster_bus.messages import Capacity, Namespace
 from fluster_services.capacity import has_counts
 from fluster_services.controller.scheduling.order import Place, Starving
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.shares import Shares
 
 MAX_WINDOW = 32

@@ -16,13 +16,13 @@ from fluster_bus.messages import JobRecord, JobStatus, Namespace, TaskRecord
 from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
 from fluster_services.controller.scheduling.explain import why_given_up
-from fluster_services.controller.state.books import Books, JobKey
+from fluster_services.controller.state.job_index import JobIndex, JobKey
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
     from fluster_services.controller.leading.record_writer import RecordWriter
     from fluster_services.controller.scheduling.dispatch import Dispatch
-    from fluster_services.controller.state.roster import Roster
+    from fluster_services.controller.state.worker_index import WorkerIndex
 
 _PAUSE_AFTER_ERROR_S = 0.2
 
@@ -75,11 +75,18 @@ class Deadlines:
     """Gives tasks up that have waited for a worker for as long as their job allows."""
 
     def __init__(
-        self, bus: Bus, books: Books, roster: Roster, *, waits: Waits, dispatch: Dispatch, writer: RecordWriter
+        self,
+        bus: Bus,
+        job_index: JobIndex,
+        worker_index: WorkerIndex,
+        *,
+        waits: Waits,
+        dispatch: Dispatch,
+        writer: RecordWriter,
     ) -> None:
         self._bus = bus
-        self._books = books
-        self._roster = roster
+        self._job_index = job_index
+        self._worker_index = worker_index
         self._waits = waits
         self._dispatch = dispatch
         self._writer = writer
@@ -105,13 +112,13 @@ class Deadlines:
 
     def _give_up(self, key: JobKey, task: TaskRecord) -> None:
         self._timers.pop((key, task.task), None)
-        row = self._books.present(key, task)
+        row = self._job_index.present(key, task)
         if row is not None and self._dispatch.awaits_turn(key, task.task):
             self._give_up_later(task.scheduling_timeout_s or 0.0, key, task)  # it is not workers that it waits for
         elif row is not None:
-            job = self._books.get(key)
+            job = self._job_index.get(key)
             short = self._dispatch.why_short(job.job.value) if job is not None and job.job is not None else None
-            reason = why_given_up(task, self._roster.views(), short)
+            reason = why_given_up(task, self._worker_index.views(), short)
             given_up = lifecycle.give_up(task, now=time.time(), reason=reason)
             if given_up is not None:
                 self._bus.spawn(
@@ -120,5 +127,5 @@ class Deadlines:
 
     async def _end_waiting(self, key: JobKey, task: TaskRecord, given_up: TaskRecord, revision: int) -> None:
         await self._writer.write_verdicts([(given_up, revision)])
-        if self._books.present(key, task) is not None:  # it could not be written
+        if self._job_index.present(key, task) is not None:  # it could not be written
             self._give_up_later(_PAUSE_AFTER_ERROR_S, key, task)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from fluster_services.controller.leading.seat import Seat
     from fluster_services.controller.scheduling.dispatch import Dispatch
     from fluster_services.controller.scheduling.gangs import Gangs
-    from fluster_services.controller.state.books import Books
+    from fluster_services.controller.state.job_index import JobIndex
     from fluster_services.controller.state.reports import VMTroubles
-    from fluster_services.controller.state.roster import Roster
+    from fluster_services.controller.state.worker_index import WorkerIndex
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class WorkerMonitor:
         bus: Bus,
         seat: Seat,
         *,
-        books: Books,
-        roster: Roster,
+        job_index: JobIndex,
+        worker_index: WorkerIndex,
         workers: Table[WorkerInfo],
         vm_troubles: VMTroubles,
         dispatch: Dispatch,
@@ -49,8 +49,8 @@ class WorkerMonitor:
     ) -> None:
         self._bus = bus
         self._seat = seat
-        self._books = books
-        self._roster = roster
+        self._job_index = job_index
+        self._worker_index = worker_index
         self._workers = workers  # the table in which they are registered
         self._vm_troubles = vm_troubles
         self._dispatch = dispatch
@@ -61,9 +61,9 @@ class WorkerMonitor:
     async def run(self) -> None:
         """Look at each beat's interval, until cancelled."""
         bus = self._bus
-        bus.on_reconnect(lambda: self._roster.liveness.on_interruption(now=time.monotonic()))
+        bus.on_reconnect(lambda: self._worker_index.liveness.on_interruption(now=time.monotonic()))
         # No worker was heard by this controller while another led, or none did.
-        self._roster.liveness.on_interruption(now=time.monotonic())
+        self._worker_index.liveness.on_interruption(now=time.monotonic())
         await bus.serve(subjects.heartbeats(), Heartbeat, self._on_heartbeat, concurrency=256)
         await self._vm_troubles.listen(bus)
         await bus.subscribe(subjects.capacity(), lambda _delivery: self._dispatch.on_room())
@@ -72,7 +72,7 @@ class WorkerMonitor:
             await asyncio.sleep(self._timing.heartbeat_s)
             if time.monotonic() - started > self._timing.heartbeat_s + self._timing.fence_after_s / 2:
                 # This process itself was stopped, or the machine slept: it heard no worker, and may give none up for that.
-                self._roster.liveness.on_interruption(now=time.monotonic())
+                self._worker_index.liveness.on_interruption(now=time.monotonic())
             if bus.connected:
                 await self._seat.wait_sure()
                 await self._end_lost()
@@ -83,23 +83,23 @@ class WorkerMonitor:
 
     async def _on_heartbeat(self, beat: Heartbeat, _subject: str) -> HeartbeatReply:
         await self._seat.wait_led_since()  # a beat that only a deposed leader heard was not heard
-        if self._roster.on_beat(beat.worker_id, now=time.monotonic(), free=beat.free):
+        if self._worker_index.on_beat(beat.worker_id, now=time.monotonic(), free=beat.free):
             self._dispatch.on_room()
-        return HeartbeatReply(registered=beat.worker_id in self._roster.workers, wire=SPOKEN)
+        return HeartbeatReply(registered=beat.worker_id in self._worker_index.workers, wire=SPOKEN)
 
     def on_held(self, worker_id: WorkerId) -> None:
         """A record says that the worker holds a task."""
-        self._roster.liveness.expect(worker_id, now=time.monotonic())
+        self._worker_index.liveness.expect(worker_id, now=time.monotonic())
 
     async def _end_lost(self) -> None:
-        books, workers = self._books, self._roster.workers
-        for worker_id in self._roster.take_lost(now=time.monotonic()):
-            log.warning("worker %s is lost, with %d tasks", worker_id, len(books.held_by(worker_id)))
+        job_index, workers = self._job_index, self._worker_index.workers
+        for worker_id in self._worker_index.take_lost(now=time.monotonic()):
+            log.warning("worker %s is lost, with %d tasks", worker_id, len(job_index.held_by(worker_id)))
         # Each time anew, not once: a write may fail, because another was first or the bus was away.
-        for worker_id in self._roster.dead():
-            reason = f"worker {worker_id} was not heard for {self._roster.liveness.timeout_s(worker_id):g} s"
-            await self._writer.write_verdicts(self._roster.lost_tasks(worker_id, now=time.time(), reason=reason))
-            if worker_id in workers and not self._roster.liveness.is_alive(worker_id):
+        for worker_id in self._worker_index.dead():
+            reason = f"worker {worker_id} was not heard for {self._worker_index.liveness.timeout_s(worker_id):g} s"
+            await self._writer.write_verdicts(self._worker_index.lost_tasks(worker_id, now=time.time(), reason=reason))
+            if worker_id in workers and not self._worker_index.liveness.is_alive(worker_id):
                 try:
                     await self._workers.delete(worker_id)
                 except BusError as error:
@@ -108,13 +108,13 @@ class WorkerMonitor:
     def statuses(self) -> Iterator[WorkerStatus]:
         """The registered workers, by name."""
         now = time.monotonic()
-        for worker_id, info in sorted(self._roster.workers.items()):
+        for worker_id, info in sorted(self._worker_index.workers.items()):
             yield WorkerStatus(
                 info=info,
-                free=self._roster.liveness.free(worker_id),
-                alive=self._roster.liveness.is_alive(worker_id),
-                silent_for_s=round(self._roster.liveness.silent_for_s(worker_id, now=now), 3),
-                running=len(self._books.held_by(worker_id)),
+                free=self._worker_index.liveness.free(worker_id),
+                alive=self._worker_index.liveness.is_alive(worker_id),
+                silent_for_s=round(self._worker_index.liveness.silent_for_s(worker_id, now=now), 3),
+                running=len(self._job_index.held_by(worker_id)),
             )
 
     # ---- tasks that never fit ---------------------------------------------------------------------------
@@ -122,9 +122,9 @@ class WorkerMonitor:
     async def _give_up_misfits(self) -> None:
         scheduler = self._dispatch.scheduler
         now = time.monotonic()
-        self._roster.note_misfits(scheduler.needs(), now=now)
-        totals = [(str(worker_id), total) for worker_id, total in self._roster.totals()]
-        for need, since in self._roster.misfits.items():
+        self._worker_index.note_misfits(scheduler.needs(), now=now)
+        totals = [(str(worker_id), total) for worker_id, total in self._worker_index.totals()]
+        for need, since in self._worker_index.misfits.items():
             # That workers lack what a job names does not change by waiting; which others there will be may.
             is_unfit = any(capacity.fits(need, total) for _, total in totals)
             if now - since < self._timing.unschedulable_after_s and not is_unfit:
@@ -132,7 +132,7 @@ class WorkerMonitor:
             reason = capacity.misfit(need, totals)
             misfit = []
             for key, task in scheduler.waiting_for(need):
-                entry = self._books.get(key)
+                entry = self._job_index.get(key)
                 row = entry.tasks.get(task) if entry is not None else None
                 if row is None:
                     continue

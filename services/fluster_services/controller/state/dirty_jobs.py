@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 
 from fluster_bus.messages import Namespace
 from fluster_bus.running.coroutines import TimeSlices
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 
 
 class DirtyJobs:

@@ -15,7 +15,7 @@ from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.core.fault_log import FaultLog
 from fluster_bus.messages import JobStatus, Namespace, Progress, ProgressReport, TaskRecord, VMTrouble, WorkerId
 from fluster_services import lifecycle
-from fluster_services.controller.state.books import Books, JobKey
+from fluster_services.controller.state.job_index import JobIndex, JobKey
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus, Subscription
@@ -29,9 +29,9 @@ _MAX_VMS = 10_000
 class ProgressBoard:
     """The newest word of each task that a worker holds."""
 
-    def __init__(self, bus: Bus, books: Books) -> None:
+    def __init__(self, bus: Bus, job_index: JobIndex) -> None:
         self._bus = bus
-        self._books = books
+        self._job_index = job_index
         self._faults = FaultLog(log)
         self._told: dict[JobKey, dict[int, ProgressReport]] = {}
         self._heard: dict[Namespace, Subscription] = {}
@@ -58,7 +58,7 @@ class ProgressBoard:
 
     def _take(self, report: ProgressReport) -> None:
         key = JobKey(report.namespace, report.job_id)
-        entry = self._books.get(key)
+        entry = self._job_index.get(key)
         row = entry.tasks.get(report.task) if entry is not None else None
         # Those alone that a record says are held, so that there are never more than what runs.
         if row is not None and _is_about(report, row.value):

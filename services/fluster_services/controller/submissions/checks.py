@@ -11,8 +11,8 @@ from fluster_bus.storage.submissions import first_unsettled
 from fluster_services import capacity
 from fluster_services.controller.rules import conflicts, dependencies
 from fluster_services.controller.rules.reconcile import why_attempt_is_over
-from fluster_services.controller.state.books import JobKey
 from fluster_services.controller.state.families import MAX_DEPTH
+from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.submissions.outcomes import (
     CircularDependencyError,
     LauncherEndedError,
@@ -27,7 +27,7 @@ from fluster_services.controller.submissions.outcomes import (
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
-    from fluster_services.controller.state.books import Books
+    from fluster_services.controller.state.job_index import JobIndex
     from fluster_services.controller.sweeps.owners import Owners
 
 _NAMES_COMPARED = 1_000  # of the latest jobs, when one is named that does not exist
@@ -38,9 +38,11 @@ MAX_NEEDS = 500  # that unfinished jobs of a namespace have: among so many it is
 class SubmissionChecks:
     """Refuses jobs by raising what `outcomes.REFUSED` names. `wait_earlier(order)` returns when those before are looked at."""
 
-    def __init__(self, bus: Bus, books: Books, owners: Owners, wait_earlier: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(
+        self, bus: Bus, job_index: JobIndex, owners: Owners, wait_earlier: Callable[[int], Awaitable[None]]
+    ) -> None:
         self._bus = bus
-        self._books = books
+        self._job_index = job_index
         self._owners = owners
         self._wait_earlier = wait_earlier
         self._entering: dict[Namespace, int] = {}  # {namespace: jobs that are about to be recorded}
@@ -65,7 +67,7 @@ class SubmissionChecks:
 
     def check_launcher(self, job: JobRecord) -> None:
         """Refuse what an attempt launched that has ended since: it could still run when the next one begins."""
-        launcher = self._books.launcher(job.namespace, job.request)
+        launcher = self._job_index.launcher(job.namespace, job.request)
         why = why_attempt_is_over(job.request, launcher)
         if why is not None:
             raise LauncherEndedError(why)
@@ -76,8 +78,8 @@ class SubmissionChecks:
             raise TooManyOwnersError(why)
 
     def check_need(self, job: JobRecord) -> None:
-        books, need = self._books, capacity.needed(job.request.resources)
-        if not books.has_need(job.namespace, need) and books.need_count(job.namespace) >= MAX_NEEDS:
+        job_index, need = self._job_index, capacity.needed(job.request.resources)
+        if not job_index.has_need(job.namespace, need) and job_index.need_count(job.namespace) >= MAX_NEEDS:
             raise TooManyNeedsError(
                 f"resources: unfinished jobs of namespace {job.namespace!r} ask for {MAX_NEEDS:,} different ones, which is the most: "
                 "ask for the same as others do, such as memory in whole GiB"
@@ -86,7 +88,7 @@ class SubmissionChecks:
     def check_parent(self, job: JobRecord) -> None:
         parent = job.request.parent
         key = JobKey(job.namespace, job.job_id)
-        if parent is not None and not self._books.may_launch(JobKey(job.namespace, parent), key):
+        if parent is not None and not self._job_index.may_launch(JobKey(job.namespace, parent), key):
             raise TooManyAncestorsError(
                 f"parent={parent!r}: {MAX_DEPTH} jobs were launched from within one another, which is the most, or "
                 f"{job.job_id!r} is above it itself: launch it with detached=True, or from a job further up"
@@ -97,7 +99,7 @@ class SubmissionChecks:
         request = job.request
         need = capacity.needed(request.resources, job.namespace)
         count = request.replicas if request.gang else 1
-        why = self._books.shares.why_never(job.namespace, need, count)
+        why = self._job_index.shares.why_never(job.namespace, need, count)
         if why is not None:
             raise QuotaExceededError(why)
 
@@ -113,17 +115,17 @@ class SubmissionChecks:
 
     def check_room_to_wait(self, job: JobRecord) -> None:
         """Refuse one job more than may wait at once."""
-        namespace, books = job.namespace, self._books
-        waiting = books.waiting(namespace) + self._entering.get(namespace, 0)
-        why = books.shares.why_no_more_jobs(namespace, waiting)
+        namespace, job_index = job.namespace, self._job_index
+        waiting = job_index.waiting(namespace) + self._entering.get(namespace, 0)
+        why = job_index.shares.why_no_more_jobs(namespace, waiting)
         if why is not None:
             raise QuotaExceededError(why)
 
     def check_circle(self, job: JobRecord) -> None:
-        books = self._books
+        job_index = self._job_index
 
         def get(job_id: JobId) -> JobRecord | None:
-            entry = books.get(JobKey(job.namespace, job_id))
+            entry = job_index.get(JobKey(job.namespace, job_id))
             return entry.job.value if entry is not None and entry.job is not None else None
 
         why = conflicts.circle(job.job_id, job.request.after, get)
@@ -135,7 +137,7 @@ class SubmissionChecks:
         if not job.request.after:
             return
         count = len(job.request.after)
-        if self._books.dependency_count(job.namespace) + count > MAX_DEPENDENCIES:
+        if self._job_index.dependency_count(job.namespace) + count > MAX_DEPENDENCIES:
             raise TooManyDependenciesError(
                 f"after: jobs of namespace {job.namespace!r} that wait name {MAX_DEPENDENCIES:,} others in all, which is the "
                 f"most, and this one names {count:,} more: let one job wait for them, and the others for that one"
@@ -143,11 +145,11 @@ class SubmissionChecks:
         await self._wait_earlier(job.order)
 
         def unknown() -> str | None:
-            books = self._books
+            job_index = self._job_index
             return dependencies.unknown(
                 job.request.after,
-                lambda job_id: books.get(JobKey(job.namespace, job_id)) is not None,
-                lambda: books.latest(job.namespace, _NAMES_COMPARED),
+                lambda job_id: job_index.get(JobKey(job.namespace, job_id)) is not None,
+                lambda: job_index.latest(job.namespace, _NAMES_COMPARED),
             )
 
         if unknown() is None:

@@ -34,7 +34,7 @@ from fluster_services import job_lifecycle
 from fluster_services.controller.leading.event_log import refusal
 from fluster_services.controller.rules import conflicts
 from fluster_services.controller.rules.conflicts import Resolution
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.slim_records import MAX_BODY_BYTES, weighs_more
 from fluster_services.controller.submissions.checks import SubmissionChecks
 from fluster_services.controller.submissions.outcomes import (
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from fluster_services.controller.leading.seat import Seat
     from fluster_services.controller.namespaces.job_room import JobRooms
     from fluster_services.controller.namespaces.namespaces import NamespaceSet
-    from fluster_services.controller.state.books import Books
     from fluster_services.controller.state.dirty_jobs import DirtyJobs
+    from fluster_services.controller.state.job_index import JobIndex
     from fluster_services.controller.sweeps.owners import Owners
     from fluster_services.controller.sweeps.retention import RecordSweep
 
@@ -81,7 +81,7 @@ class Intake:
         bus: Bus,
         seat: Seat,
         *,
-        books: Books,
+        job_index: JobIndex,
         tables: RecordTables,
         namespaces: NamespaceSet,
         job_rooms: JobRooms,
@@ -93,7 +93,7 @@ class Intake:
     ) -> None:
         self._bus = bus
         self._seat = seat
-        self._books = books
+        self._job_index = job_index
         self._tables = tables
         self._namespaces = namespaces
         self._job_rooms = job_rooms
@@ -101,9 +101,9 @@ class Intake:
         self._dirty = dirty
         self._events = events
         self._retention = retention
-        self.outcomes = SubmissionOutcomes(books)
-        self.parked = ParkedSubmissions(books, tables, self._begin)
-        self._checks = SubmissionChecks(bus, books, owners, self._wait_earlier)
+        self.outcomes = SubmissionOutcomes(job_index)
+        self.parked = ParkedSubmissions(job_index, tables, self._begin)
+        self._checks = SubmissionChecks(bus, job_index, owners, self._wait_earlier)
         self._room = IntakeRoom(_RECORDED_AT_ONCE, _BYTES_AT_ONCE)
         self._unstored: dict[int, int] = {}  # {sequence: bytes of what is not recorded yet}
         self._in_hand: dict[int, asyncio.Task[None]] = {}  # {sequence: who looks at it}
@@ -216,7 +216,7 @@ class Intake:
         if job_id == buckets.LEADER_KEY:
             raise InvalidNameError(f"invalid job id {job_id!r}: the cluster itself has that key; choose another")
         job = job_lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=time.time())
-        is_new = self._books.get(JobKey(namespace, job_id)) is None
+        is_new = self._job_index.get(JobKey(namespace, job_id)) is None
         if is_new:
             await self._checks.check_new(job)
             await self._job_rooms.take(namespace, submission.size, request)
@@ -246,7 +246,7 @@ class Intake:
             if row is None or not isinstance(row.value, JobRecord):
                 raise TooEarlyError(f"the record of {job.job_id} was taken away at this moment")
             self._writer.apply(row)
-            known, blocking = row.value, self._books.unfinished(key)
+            known, blocking = row.value, self._job_index.unfinished(key)
             match conflicts.resolve(known, job, gone=blocking is None):
                 case Resolution.RECORDED:
                     await self._forget_replaced_tasks(known)

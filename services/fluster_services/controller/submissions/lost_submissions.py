@@ -18,7 +18,7 @@ from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.submissions import is_waiting
 from fluster_services import job_lifecycle
 from fluster_services.controller.rules import conflicts
-from fluster_services.controller.state.books import Books, JobKey
+from fluster_services.controller.state.job_index import JobIndex, JobKey
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
@@ -29,17 +29,17 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 1_000
 
 
-async def settle_lost_submissions(bus: Bus, books: Books, writer: RecordWriter) -> None:
+async def settle_lost_submissions(bus: Bus, job_index: JobIndex, writer: RecordWriter) -> None:
     """Look once at each job, and complete what is missing of it."""
-    for number, key in enumerate(books.keys()):
+    for number, key in enumerate(job_index.keys()):
         if number % _AT_ONCE == 0:
             await asyncio.sleep(0)
-        if _is_incomplete(books, key):
-            await retried(functools.partial(_settle, bus, books, writer, key), on=(BusError,), timeout_s=math.inf)
+        if _is_incomplete(job_index, key):
+            await retried(functools.partial(_settle, bus, job_index, writer, key), on=(BusError,), timeout_s=math.inf)
 
 
-def _is_incomplete(books: Books, key: JobKey) -> bool:
-    entry = books.get(key)
+def _is_incomplete(job_index: JobIndex, key: JobKey) -> bool:
+    entry = job_index.get(key)
     if entry is None or entry.job is None:
         return False
     job = entry.job.value
@@ -47,9 +47,9 @@ def _is_incomplete(books: Books, key: JobKey) -> bool:
     return job.replacement is not None or (lacks_tasks and not job.state.finished())
 
 
-async def _settle(bus: Bus, books: Books, writer: RecordWriter, key: JobKey, _left_s: float) -> None:
-    entry = books.get(key)
-    if entry is None or entry.job is None or not _is_incomplete(books, key):
+async def _settle(bus: Bus, job_index: JobIndex, writer: RecordWriter, key: JobKey, _left_s: float) -> None:
+    entry = job_index.get(key)
+    if entry is None or entry.job is None or not _is_incomplete(job_index, key):
         return
     row = entry.job
     job, awaited = row.value, row.value.replacement

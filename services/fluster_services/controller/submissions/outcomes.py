@@ -22,7 +22,7 @@ from fluster_bus.messages import JobId, RefusedJob
 from fluster_services.controller.namespaces.job_room import NoRoomForJobError
 
 if TYPE_CHECKING:
-    from fluster_services.controller.state.books import Books, JobKey
+    from fluster_services.controller.state.job_index import JobIndex, JobKey
 
 _REMEMBERED = 50_000  # submissions whose fate is known without a look at the records
 
@@ -30,8 +30,8 @@ _REMEMBERED = 50_000  # submissions whose fate is known without a look at the re
 class SubmissionOutcomes:
     """How the last submissions ended, and the requests that wait for one."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, job_index: JobIndex) -> None:
+        self._job_index = job_index
         self._looked_at: OrderedDict[int, RefusedJob | None] = OrderedDict()  # {sequence: why it was refused}
         self._waiters: dict[JobKey | int, list[asyncio.Future[None]]] = {}
         self.settled_before = 0  # submissions before this one were looked at by an earlier controller
@@ -62,7 +62,7 @@ class SubmissionOutcomes:
         while sequence not in self._looked_at:
             if sequence < self.settled_before:
                 return None  # by an earlier controller: the records tell what became of it
-            entry = self._books.get(job)
+            entry = self._job_index.get(job)
             if entry is not None and entry.job is not None and entry.job.value.order == sequence:
                 return None
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -11,7 +11,7 @@ from fluster_services.controller.submissions.outcomes import TooManyReplacements
 if TYPE_CHECKING:
     from fluster_bus.storage.submissions import Submission
     from fluster_services.controller.leading.record_writer import RecordTables
-    from fluster_services.controller.state.books import Books, JobKey
+    from fluster_services.controller.state.job_index import JobIndex, JobKey
 
 _MAX_PARKED = 500  # below what the stream has out at once, so that these never hold up the others
 
@@ -47,8 +47,8 @@ class IntakeRoom:
 class ParkedSubmissions:
     """The submissions that wait for a job to be gone; `begin(submission)` has one looked at again."""
 
-    def __init__(self, books: Books, tables: RecordTables, begin: Callable[[Submission], None]) -> None:
-        self._books = books
+    def __init__(self, job_index: JobIndex, tables: RecordTables, begin: Callable[[Submission], None]) -> None:
+        self._job_index = job_index
         self._tables = tables
         self._begin = begin
         self.submissions: dict[JobKey, Submission] = {}  # {job that is to be gone first: what replaces it}
@@ -77,7 +77,7 @@ class ParkedSubmissions:
     def on_job_changed(self, key: JobKey) -> None:
         """A job has changed: what waits for it to be gone is looked at again if it is."""
         for parked in self.blocking.pop(key, ()):
-            blocking = self._books.unfinished(parked)
+            blocking = self._job_index.unfinished(parked)
             if blocking is not None:
                 self.blocking.setdefault(blocking, set()).add(parked)
             elif parked in self.submissions:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fluster_bus.messages import JobRecord, Namespace, OwnerReply, OwnerRequest, TaskRecord
 from fluster_bus.storage.submissions import places
 from fluster_services import job_lifecycle
-from fluster_services.controller.state.books import Books, JobKey
+from fluster_services.controller.state.job_index import JobIndex, JobKey
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
@@ -114,10 +114,10 @@ class OwnerLeases:
 class Owners:
     """The programs that own jobs, and those jobs, as far as they have not ended."""
 
-    def __init__(self, bus: Bus, seat: Seat, books: Books, writer: RecordWriter, *, lease_s: float) -> None:
+    def __init__(self, bus: Bus, seat: Seat, job_index: JobIndex, writer: RecordWriter, *, lease_s: float) -> None:
         self._bus = bus
         self._seat = seat
-        self._books = books
+        self._job_index = job_index
         self._writer = writer
         self._leases = OwnerLeases(lease_s)
         self._jobs: dict[Owner, set[JobKey]] = {}
@@ -193,11 +193,11 @@ class Owners:
         self._leases.on_interruption(now=time.monotonic())
 
     async def _end_jobs(self) -> None:
-        books = self._books
+        job_index = self._job_index
         for owner, reason in self._leases.over(now=time.monotonic()).items():
             ended = []
             for key in self._jobs.get(owner, ()):
-                entry = books.get(key)
+                entry = job_index.get(key)
                 if entry is None or entry.job is None or entry.job.value.replacement is not None:
                     continue  # one that is replaced is being stopped, and the job that takes its place is another's
                 killed = job_lifecycle.request_job_kill(entry.job.value, reason=reason)

@@ -18,7 +18,7 @@ from fluster_bus.storage.feeds import CaughtUp
 from fluster_bus.storage.registry import Registry
 from fluster_bus.storage.tables import Deleted, Row, Unreadable
 from fluster_services.controller.rules.reconcile import is_stale, last_attempt_over
-from fluster_services.controller.state.books import Books, JobKey
+from fluster_services.controller.state.job_index import JobIndex, JobKey
 from fluster_services.controller.sweeps.endpoint_index import MAX_ENDPOINTS, EndpointIndex
 from fluster_services.controller.sweeps.unreadable_records import UnreadableRecords
 
@@ -48,10 +48,10 @@ class RegistrySweep:
     They have a connection of their own: jobs write there as they like, and heartbeats and records do not come behind that.
     """
 
-    def __init__(self, bus: Bus, seat: Seat, books: Books, events: EventLog) -> None:
+    def __init__(self, bus: Bus, seat: Seat, job_index: JobIndex, events: EventLog) -> None:
         self._shared_bus = bus
         self._seat = seat
-        self._books = books
+        self._job_index = job_index
         self._events = events
         self._namespaces: dict[Namespace, _Namespace] = {}
         self._bus: Bus | None = None
@@ -111,7 +111,7 @@ class RegistrySweep:
     def _learn(self, namespace: Namespace, state: _Namespace, row: Row[Endpoint]) -> None:
         state.index.learn(row, now=time.monotonic())
         endpoint = row.value
-        if endpoint.job_id is not None and is_stale(endpoint, self._books.get(JobKey(namespace, endpoint.job_id))):
+        if endpoint.job_id is not None and is_stale(endpoint, self._job_index.get(JobKey(namespace, endpoint.job_id))):
             self._mark_stale(state, row.key)
 
     @staticmethod
@@ -125,7 +125,7 @@ class RegistrySweep:
         state = self._namespaces.get(key.namespace)
         if state is None:
             return
-        index, entry = state.index, self._books.get(key)
+        index, entry = state.index, self._job_index.get(key)
         for task in [record.task] if isinstance(record, TaskRecord) else index.tasks_of(key.job_id):
             row = entry.tasks.get(task) if entry is not None else None
             upto = last_attempt_over(row.value) if row is not None else None

@@ -21,7 +21,7 @@ from fluster_bus.messages import JobRecord, Namespace, TaskRecord
 from fluster_bus.storage.stored_messages import ResultStore, SecretStore
 from fluster_bus.storage.tables import Deleted, Row
 from fluster_services.config import RecordLimits
-from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.job_index import JobKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fluster_services.controller.leading.record_writer import RecordTables
     from fluster_services.controller.leading.seat import Seat
     from fluster_services.controller.namespaces.job_room import JobRooms
-    from fluster_services.controller.state.books import Books
+    from fluster_services.controller.state.job_index import JobIndex
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class RecordSweep:
         bus: Bus,
         seat: Seat,
         *,
-        books: Books,
+        job_index: JobIndex,
         tables: RecordTables,
         job_rooms: JobRooms,
         limits: RecordLimits,
@@ -156,7 +156,7 @@ class RecordSweep:
         """`on_removed` is called with a job, and the records of it, that are gone."""
         self._bus = bus
         self._seat = seat
-        self._books = books
+        self._job_index = job_index
         self._tables = tables
         self._job_rooms = job_rooms
         self._limits = limits
@@ -177,14 +177,14 @@ class RecordSweep:
     def on_deleted(self, namespace: Namespace, deleted: Deleted) -> None:
         """A record was removed, here or elsewhere."""
         self._marks.append((time.monotonic(), namespace, deleted))
-        gone = self._books.remove(namespace, deleted)
+        gone = self._job_index.remove(namespace, deleted)
         if gone is not None:
             self._forget(*gone)
 
     def forget_namespace(self, namespace: Namespace) -> None:
         """The namespace is gone, with all its records."""
-        for key in self._books.keys_of(namespace):
-            gone = self._books.discard(key)
+        for key in self._job_index.keys_of(namespace):
+            gone = self._job_index.discard(key)
             self._forget(key, gone or [])
         self._plan.forget_namespace(namespace)
         left = [mark for mark in self._marks if mark[1] != namespace]
@@ -217,13 +217,13 @@ class RecordSweep:
 
     async def removed(self, key: JobKey) -> bool:
         """Remove the records and results of a job that is over; False when that has to wait. Raises BusError."""
-        books = self._books
-        entry = books.get(key)
+        job_index = self._job_index
+        entry = job_index.get(key)
         if entry is None or entry.job is None or not entry.job.value.is_over:
             return True
         # Taken now: while anything is written, another job may get the id.
         job, tasks = entry.job, list(entry.tasks.values())
-        if any(not child.state.finished() for child in books.child_records(key)):  # they are stopped by its record
+        if any(not child.state.finished() for child in job_index.child_records(key)):  # they are stopped by its record
             self._plan.put_back(key)
             return False
         table = self._tables[key.namespace]
@@ -243,7 +243,7 @@ class RecordSweep:
         except BusError:
             self._plan.put_back(key)
             raise
-        gone = books.discard(key) if entry.job is job else None
+        gone = job_index.discard(key) if entry.job is job else None
         if gone is not None:
             self._forget(key, gone)
         return True
@@ -264,7 +264,7 @@ class SecretSweep:
         bus: Bus,
         seat: Seat,
         *,
-        books: Books,
+        job_index: JobIndex,
         tables: RecordTables,
         limits: RecordLimits,
         has_parked: Callable[[], bool],
@@ -272,7 +272,7 @@ class SecretSweep:
         """`has_parked()` tells whether submissions wait that have no records yet."""
         self._bus = bus
         self._seat = seat
-        self._books = books
+        self._job_index = job_index
         self._tables = tables
         self._limits = limits
         self._has_parked = has_parked
@@ -302,7 +302,7 @@ class SecretSweep:
                 await store.remove_named(name)
 
     def _wanted(self, store: SecretStore, namespace: Namespace) -> set[str]:
-        records = (record for key, record in self._books.records() if key.namespace == namespace)
+        records = (record for key, record in self._job_index.records() if key.namespace == namespace)
         jobs = [record for record in records if isinstance(record, JobRecord)]
         return {
             store.name_of(job.request.submission)

@@ -14,10 +14,10 @@ from fluster_bus.messages import (
 )
 from fluster_bus.storage.tables import Row
 from fluster_services import capacity, job_lifecycle, lifecycle
-from fluster_services.controller.state.books import Books, record_key
 from fluster_services.controller.state.first_fit import FirstFit
+from fluster_services.controller.state.job_index import JobIndex, record_key
 from fluster_services.controller.state.liveness import Liveness
-from fluster_services.controller.state.roster import Roster
+from fluster_services.controller.state.worker_index import WorkerIndex
 from tests.pure.recorded import recorded_job, registered_worker
 
 NAMESPACE = Namespace("default")
@@ -77,16 +77,16 @@ def _info(
 
 class Cluster:
     def __init__(self) -> None:
-        self.books = Books()
-        self.roster = Roster(self.books, Liveness(10.0))
+        self.job_index = JobIndex()
+        self.worker_index = WorkerIndex(self.job_index, Liveness(10.0))
         self._revision = 0
 
     def apply(self, record: TaskRecord) -> None:
         self._revision += 1
-        self.books.apply(Row(record_key(record), record, self._revision))
+        self.job_index.apply(Row(record_key(record), record, self._revision))
 
     def free(self, need: Capacity | None = None) -> dict[WorkerId, float]:
-        return {worker_id: free.cpu for worker_id, free in self.roster.with_room(need or Capacity())}
+        return {worker_id: free.cpu for worker_id, free in self.worker_index.with_room(need or Capacity())}
 
 
 def _task(cpu: float) -> TaskRecord:
@@ -97,15 +97,15 @@ def _task(cpu: float) -> TaskRecord:
 def test_what_a_worker_has_left_follows_the_records() -> None:
     cluster = Cluster()
     a, b = WorkerId("a"), WorkerId("b")
-    cluster.roster.on_registered(_info("a"), now=0.0)
-    cluster.roster.on_registered(_info("b"), now=0.0)
+    cluster.worker_index.on_registered(_info("a"), now=0.0)
+    cluster.worker_index.on_registered(_info("b"), now=0.0)
     assert cluster.free() == {a: 4, b: 4}
     held = lifecycle.claim(_task(3), attempt=1, worker_id=a, now=0.0)
     assert held is not None
     cluster.apply(held)
     assert cluster.free() == {a: 1, b: 4}
     assert cluster.free(Capacity(cpu=2)) == {b: 4}
-    assert [(view.name, view.free.cpu, view.jobs) for view in cluster.roster.views()] == [
+    assert [(view.name, view.free.cpu, view.jobs) for view in cluster.worker_index.views()] == [
         ("a", 1, ("job",)),
         ("b", 4, ()),
     ]
@@ -117,7 +117,7 @@ def test_what_a_worker_has_left_follows_the_records() -> None:
 
 def test_one_that_has_as_many_tasks_as_it_may_has_no_room() -> None:
     cluster, a, small = Cluster(), WorkerId("a"), _task(0)
-    cluster.roster.on_registered(_info("a", tasks=1), now=0.0)
+    cluster.worker_index.on_registered(_info("a", tasks=1), now=0.0)
     need = capacity.needed(small.resources)
     assert list(cluster.free(need)) == [a]
     held = lifecycle.claim(small, attempt=1, worker_id=a, now=0.0)
@@ -133,55 +133,55 @@ def test_one_that_has_as_many_tasks_as_it_may_has_no_room() -> None:
 def test_only_those_that_live_and_take_work_have_room() -> None:
     cluster = Cluster()
     a, b = WorkerId("a"), WorkerId("b")
-    cluster.roster.on_registered(_info("a"), now=0.0)
-    cluster.roster.on_registered(_info("b"), now=0.0)
-    cluster.roster.on_beat(b, now=8.0, free=Capacity(cpu=4))
-    assert cluster.roster.take_lost(now=11.0) == [a]
+    cluster.worker_index.on_registered(_info("a"), now=0.0)
+    cluster.worker_index.on_registered(_info("b"), now=0.0)
+    cluster.worker_index.on_beat(b, now=8.0, free=Capacity(cpu=4))
+    assert cluster.worker_index.take_lost(now=11.0) == [a]
     assert cluster.free() == {b: 4}
-    assert cluster.roster.dead() == [a]
-    assert cluster.roster.on_beat(a, now=12.0, free=Capacity(cpu=4))
+    assert cluster.worker_index.dead() == [a]
+    assert cluster.worker_index.on_beat(a, now=12.0, free=Capacity(cpu=4))
     assert cluster.free() == {a: 4, b: 4}
-    cluster.roster.on_registered(_info("b", draining=True), now=12.0)
+    cluster.worker_index.on_registered(_info("b", draining=True), now=12.0)
     assert cluster.free() == {a: 4}
-    cluster.roster.on_left(a)
+    cluster.worker_index.on_left(a)
     assert cluster.free() == {}
-    assert cluster.roster.views() == []
+    assert cluster.worker_index.views() == []
 
 
 def test_one_that_is_not_well_has_no_room_and_is_still_counted_on() -> None:
     cluster, a = Cluster(), WorkerId("a")
-    cluster.roster.on_registered(_info("a", trouble="its disk has no room"), now=0.0)
+    cluster.worker_index.on_registered(_info("a", trouble="its disk has no room"), now=0.0)
     assert cluster.free() == {}
-    assert cluster.roster.troubles() == [(a, "its disk has no room")]
-    assert [worker_id for worker_id, _ in cluster.roster.totals()] == [a]  # so what fits it is not a misfit
-    cluster.roster.on_registered(_info("a"), now=1.0)
+    assert cluster.worker_index.troubles() == [(a, "its disk has no room")]
+    assert [worker_id for worker_id, _ in cluster.worker_index.totals()] == [a]  # so what fits it is not a misfit
+    cluster.worker_index.on_registered(_info("a"), now=1.0)
     assert cluster.free() == {a: 4}
-    assert cluster.roster.troubles() == []
+    assert cluster.worker_index.troubles() == []
 
 
 def test_one_that_is_lost_is_in_no_trouble_that_passes() -> None:
     cluster, a = Cluster(), WorkerId("a")
-    cluster.roster.on_registered(_info("a", trouble="its disk has no room"), now=0.0)
-    assert cluster.roster.take_lost(now=11.0) == [a]
-    assert cluster.roster.troubles() == []
+    cluster.worker_index.on_registered(_info("a", trouble="its disk has no room"), now=0.0)
+    assert cluster.worker_index.take_lost(now=11.0) == [a]
+    assert cluster.worker_index.troubles() == []
 
 
 def test_only_what_no_worker_could_ever_cover_is_a_misfit() -> None:
     cluster, small, large = Cluster(), Capacity(cpu=1), Capacity(cpu=8)
     gpu = Capacity(cpu=1, device="gpu", variant="h100", devices=1)
-    cluster.roster.note_misfits([large], now=0.0)
-    assert cluster.roster.misfits == {}, "workers may be about to register"
-    cluster.roster.on_registered(_info("a", detecting=True), now=1.0)
-    cluster.roster.on_registered(_info("b"), now=1.0)
-    cluster.roster.note_misfits([small, large, gpu], now=2.0)
-    assert cluster.roster.misfits == {large: 2.0}, "a worker that still looks for its GPUs may have some"
-    cluster.roster.on_registered(_info("a"), now=3.0)
-    cluster.roster.note_misfits([small, large, gpu], now=4.0)
-    assert cluster.roster.misfits == {large: 2.0, gpu: 4.0}
+    cluster.worker_index.note_misfits([large], now=0.0)
+    assert cluster.worker_index.misfits == {}, "workers may be about to register"
+    cluster.worker_index.on_registered(_info("a", detecting=True), now=1.0)
+    cluster.worker_index.on_registered(_info("b"), now=1.0)
+    cluster.worker_index.note_misfits([small, large, gpu], now=2.0)
+    assert cluster.worker_index.misfits == {large: 2.0}, "a worker that still looks for its GPUs may have some"
+    cluster.worker_index.on_registered(_info("a"), now=3.0)
+    cluster.worker_index.note_misfits([small, large, gpu], now=4.0)
+    assert cluster.worker_index.misfits == {large: 2.0, gpu: 4.0}
     elsewhere = small.model_copy(update={"elsewhere": (WorkerId("a"),)})
     nowhere = small.model_copy(update={"elsewhere": (WorkerId("a"), WorkerId("b"))})
-    cluster.roster.note_misfits([small, elsewhere, nowhere], now=5.0)
-    assert cluster.roster.misfits == {nowhere: 5.0}
+    cluster.worker_index.note_misfits([small, elsewhere, nowhere], now=5.0)
+    assert cluster.worker_index.misfits == {nowhere: 5.0}
 
 
 def test_what_a_lost_worker_held_is_lost_but_not_what_has_ended_there() -> None:
@@ -195,39 +195,39 @@ def test_what_a_lost_worker_held_is_lost_but_not_what_has_ended_there() -> None:
             ended = lifecycle.end(held, attempt=1, worker_id=a, now=1.0, state=JobStatus.SUCCEEDED, reason="")
             assert ended is not None
             cluster.apply(ended)
-    ((record, revision),) = cluster.roster.lost_tasks(a, now=2.0, reason="it is silent")
+    ((record, revision),) = cluster.worker_index.lost_tasks(a, now=2.0, reason="it is silent")
     assert (record.job_id, record.state, revision) == ("lost", JobStatus.WORKER_FAILED, 1)
 
 
 def test_who_left_is_not_waited_for_whatever_becomes_of_what_it_held() -> None:
     cluster, a = Cluster(), WorkerId("a")
-    cluster.roster.on_registered(_info("a"), now=0.0)
+    cluster.worker_index.on_registered(_info("a"), now=0.0)
     held = lifecycle.claim(_task(3), attempt=1, worker_id=a, now=0.0)
     assert held is not None
     cluster.apply(held)
-    cluster.roster.on_left(a)
-    cluster.roster.liveness.expect(a, now=1.0)  # as when its record asks for its end
-    assert cluster.roster.dead() == [a]
-    assert cluster.roster.take_lost(now=100.0) == []
-    cluster.roster.on_registered(_info("a"), now=101.0)  # it is back
-    assert cluster.roster.dead() == []
-    assert cluster.roster.take_lost(now=111.0) == [a]
+    cluster.worker_index.on_left(a)
+    cluster.worker_index.liveness.expect(a, now=1.0)  # as when its record asks for its end
+    assert cluster.worker_index.dead() == [a]
+    assert cluster.worker_index.take_lost(now=100.0) == []
+    cluster.worker_index.on_registered(_info("a"), now=101.0)  # it is back
+    assert cluster.worker_index.dead() == []
+    assert cluster.worker_index.take_lost(now=111.0) == [a]
 
 
 def test_what_all_have_together_follows_each_that_comes_changes_and_leaves() -> None:
-    roster = Roster(Books(), Liveness(1e9))
+    worker_index = WorkerIndex(JobIndex(), Liveness(1e9))
 
     def cpus_with(worker_id: str, cpu: float, *, draining: bool = False) -> float:
         total = Capacity(cpu=cpu, memory=int(cpu) << 30)
-        roster.on_registered(registered_worker(WorkerId(worker_id), total, draining=draining), now=0.0)
-        roster.on_beat(WorkerId(worker_id), now=0.0, free=total)
-        assert roster.total().memory == roster.total().milli_cpus / 1000 * (1 << 30)
-        return roster.total().milli_cpus / 1000
+        worker_index.on_registered(registered_worker(WorkerId(worker_id), total, draining=draining), now=0.0)
+        worker_index.on_beat(WorkerId(worker_id), now=0.0, free=total)
+        assert worker_index.total().memory == worker_index.total().milli_cpus / 1000 * (1 << 30)
+        return worker_index.total().milli_cpus / 1000
 
     assert cpus_with("a", 4) == 4
     assert cpus_with("b", 2) == 6
     assert cpus_with("a", 8) == 10
     assert cpus_with("a", 8) == 10
     assert cpus_with("b", 2, draining=True) == 8
-    roster.on_left(WorkerId("a"))
-    assert roster.total().milli_cpus == 0
+    worker_index.on_left(WorkerId("a"))
+    assert worker_index.total().milli_cpus == 0

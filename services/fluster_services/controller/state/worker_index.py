@@ -10,19 +10,19 @@ from fluster_bus.core.version import VERSION
 from fluster_bus.messages import Capacity, TaskRecord, WorkerId, WorkerInfo
 from fluster_bus.messages.parts.wire_range import why_apart
 from fluster_services import capacity, lifecycle
-from fluster_services.controller.state.books import Books
 from fluster_services.controller.state.first_fit import FirstFit
+from fluster_services.controller.state.job_index import JobIndex
 from fluster_services.controller.state.liveness import Liveness
 from fluster_services.controller.state.shares import NOTHING, Amount
 
 
-class Roster:
+class WorkerIndex:
     """An index over registrations, heartbeats and records. Times are seconds of a monotonic clock."""
 
-    def __init__(self, books: Books, liveness: Liveness) -> None:
+    def __init__(self, job_index: JobIndex, liveness: Liveness) -> None:
         self.workers: dict[WorkerId, WorkerInfo] = {}  # those that have registered
         self.liveness = liveness
-        self._books = books
+        self._job_index = job_index
         self._rooms: dict[WorkerId, WorkerView] = {}  # of those that live and take work
         self._first_fit = FirstFit()
         self._total = NOTHING  # of the same
@@ -43,7 +43,7 @@ class Roster:
     def on_left(self, worker_id: WorkerId) -> None:
         """A worker is gone from the table: it will not be heard, and nothing need wait for it."""
         self.workers.pop(worker_id, None)
-        if self._books.held_by(worker_id):
+        if self._job_index.held_by(worker_id):
             # A forgotten one would have its full time again as soon as a record names it.
             self.liveness.give_up(worker_id)
         elif self.liveness.is_alive(worker_id):  # it left by itself; one that was lost stays lost
@@ -77,12 +77,12 @@ class Roster:
 
     def dead(self) -> list[WorkerId]:
         """Those that are registered, or hold something, and do not live."""
-        known = dict.fromkeys((*self._books.holders(), *self.workers))
+        known = dict.fromkeys((*self._job_index.holders(), *self.workers))
         return [each for each in known if not self.liveness.is_alive(each)]
 
     def lost_tasks(self, worker_id: WorkerId, *, now: float, reason: str) -> list[tuple[TaskRecord, int]]:
         """The records of what a worker that is lost held, as they are to be, and the revisions they replace."""
-        held = [row for _, row in self._books.held_by(worker_id)]
+        held = [row for _, row in self._job_index.held_by(worker_id)]
         lost = [
             (lifecycle.lose_worker(row.value, worker_id=worker_id, now=now, reason=reason), row.revision)
             for row in held
@@ -136,7 +136,7 @@ class Roster:
     def views(self) -> list[WorkerView]:
         """The workers that live and take work, as far as it matters to tasks that wait for them, by name."""
         self._catch_up()
-        jobs = {each: {key.job_id for key, _ in self._books.held_by(each)} for each in self._rooms}
+        jobs = {each: {key.job_id for key, _ in self._job_index.held_by(each)} for each in self._rooms}
         return [
             dataclasses.replace(view, jobs=tuple(sorted(jobs[each])), is_away=self.liveness.has_missed_offer(each))
             for each, view in sorted(self._rooms.items())
@@ -166,10 +166,12 @@ class Roster:
 
     def _left(self, worker_id: WorkerId) -> Capacity:
         info = self.workers[worker_id]
-        return capacity.withhold(capacity.minus(info.total, self._books.taken(worker_id)), dict(info.withheld_devices))
+        return capacity.withhold(
+            capacity.minus(info.total, self._job_index.taken(worker_id)), dict(info.withheld_devices)
+        )
 
     def _catch_up(self) -> None:
-        self._changed |= self._books.take_changed_holders()
+        self._changed |= self._job_index.take_changed_holders()
         for worker_id in sorted(self._changed):
             known = self._rooms.get(worker_id)
             if self.takes_work(worker_id):

@@ -56,7 +56,7 @@ class _Need:
     jobs: int = 0
 
 
-class Books:
+class JobIndex:
     """All jobs, with the newest revision of each record."""
 
     def __init__(self) -> None:
