@@ -72,8 +72,10 @@ def pending(cpu: float = 1, *, replicas: int = 1) -> JobRecord:
             2,
             [view("w1", 4, is_away=True), view("w2", 4, free=1), view("w3", 4, is_away=True)],
             0,
-            "needs 2 CPUs, 1 GiB memory; there is room on w1 and w3, but no connection to them: offered again once one is heard; "
-            "next in line",
+            (
+                "needs 2 CPUs, 1 GiB memory; there is room on w1 and w3, but no connection to them: "
+                "offered again once one is heard; next in line"
+            ),
         ),
         (
             2,
