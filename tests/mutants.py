@@ -59,7 +59,9 @@ CORES = {
         ("scheduler_lines", "scheduler", "fair_scheduling", "dispatch_of_namespaces", "kept_free"), None
     ),
     # Of no effect: a gang is not overtaken by itself, and each that is listed as overtaken has been since some time.
-    "fluster_services.controller.scheduling.waiting": Core(("scheduler_lines", "scheduler", "fair_scheduling"), None),
+    "fluster_services.controller.scheduling.scheduler_lines": Core(
+        ("scheduler_lines", "scheduler", "fair_scheduling"), None
+    ),
     # Of no effect: a line stays as long as tasks of it are out.
     "fluster_services.controller.scheduling.scheduler": Core(("scheduler_lines", "scheduler", "fair_scheduling"), None),
     # Of no effect: a gang of which all tasks wait has nothing that could be started again.

@@ -69,7 +69,7 @@ class Gathering:
             dispatch.remove_gang(key)  # one that is only held keeps its place
 
     def _wait(self, key: JobKey, job: JobRecord, tasks: Sequence[TaskRecord]) -> None:
-        waits, now = self._simulation.waits, self._simulation.clock.now
+        waits, now = self._simulation.wait_times, self._simulation.clock.now
         pause_s = max(waits.pause_s(key, task, now=now) for task in tasks)
         if pause_s:
             # Not sooner than a moment: the rest of a pause may be too small for the time to change by it.

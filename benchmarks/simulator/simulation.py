@@ -28,7 +28,7 @@ from fluster_services import job_lifecycle, lifecycle
 from fluster_services.config import Timing
 from fluster_services.controller.rules.reconcile import missing_tasks, next_records
 from fluster_services.controller.scheduling.dispatch import Asking, Dispatch
-from fluster_services.controller.scheduling.waits import Waits
+from fluster_services.controller.scheduling.wait_times import WaitTimes
 from fluster_services.controller.state.job_index import JobEntry, JobIndex, JobKey, record_key
 from fluster_services.controller.state.liveness import Liveness
 from fluster_services.controller.state.worker_index import WorkerIndex
@@ -48,7 +48,7 @@ class Simulation:
         self.job_index = JobIndex()
         beats = int(TIMING.worker_timeout_s / TIMING.heartbeat_s)
         self.worker_index = WorkerIndex(self.job_index, Liveness(TIMING.worker_timeout_s, beats=beats))
-        self.waits = Waits()
+        self.wait_times = WaitTimes()
         self.dispatch = Dispatch(self.job_index, self.worker_index, self, reserve_after_s=TIMING.reserve_after_s)
         self.gathering = Gathering(self)
         self.fleet = Fleet(self)
@@ -106,12 +106,12 @@ class Simulation:
         self.mark(key)
 
     def _apply_task(self, key: JobKey, task: TaskRecord) -> None:
-        self.waits.on_task(key, task, since=self.clock.now)
+        self.wait_times.on_task(key, task, since=self.clock.now)
         if task.state is JobStatus.PENDING:
             self._waiting_since.setdefault((key, task.task), self.clock.now + task.backoff_s)
         elif task.state.finished():
             self._waiting_since.pop((key, task.task), None)
-        self.dispatch.on_task(key, task, pause_s=self.waits.pause_s(key, task, now=self.clock.now))
+        self.dispatch.on_task(key, task, pause_s=self.wait_times.pause_s(key, task, now=self.clock.now))
         if lifecycle.is_to_be_stopped(task):
             self.clock.after(_MESSAGE_S, partial(self.fleet.stop, task))
 
@@ -136,7 +136,7 @@ class Simulation:
             if not self.job_index.dependents(key):
                 self.figures.on_ended(job.state)
                 self.job_index.discard(key)
-                self.waits.forget(key)
+                self.wait_times.forget(key)
                 self.dispatch.remove_gang(key)
             return
         self._write_what_follows(key, entry, job)

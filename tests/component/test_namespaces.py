@@ -420,8 +420,8 @@ async def test_a_drop_looks_at_the_jobs_seldom_however_many_end(
     await admin.add(TEAM)
     async with await _client(own_server) as cluster:
         await cluster.launch_many([job_request() for _ in range(300)])
-    looks = Mock(wraps=running.controller.steward.unfinished)
-    monkeypatch.setattr(running.controller.steward, "unfinished", looks)
+    looks = Mock(wraps=running.controller.namespace_reconciler.unfinished)
+    monkeypatch.setattr(running.controller.namespace_reconciler, "unfinished", looks)
     await admin.drop(TEAM, force=True)
     assert looks.call_count < 100
     assert await _names(admin) == [NS]

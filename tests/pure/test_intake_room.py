@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fluster_services.controller.submissions.waiting_room import IntakeRoom
+from fluster_services.controller.submissions.intake import IntakeRoom
 
 pytestmark = pytest.mark.anyio
 

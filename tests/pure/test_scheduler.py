@@ -18,7 +18,7 @@ from fluster_services.capacity import fits
 from fluster_services.controller.scheduling.order import Place, Starving, place_in_line
 from fluster_services.controller.scheduling.reservation import choose
 from fluster_services.controller.scheduling.scheduler import Scheduler
-from fluster_services.controller.scheduling.waiting import MAX_WINDOW
+from fluster_services.controller.scheduling.scheduler_lines import MAX_WINDOW
 from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.worker_index import WorkerView
 

@@ -51,10 +51,10 @@ class Judging:
         self.job_index = JobIndex()
         self.worker_index = WorkerIndex(self.job_index, Liveness(TIMING.worker_timeout_s))
         self.worker_index.on_registered(registered_worker(W, Capacity(cpu=1, memory=GIB)), now=0.0)
-        around: Any = SimpleNamespace(
+        driver: Any = SimpleNamespace(
             now=lambda: self.now, call_later=self._none, on_dispatchable=self._none, on_room=self._none
         )
-        self.dispatch = Dispatch(self.job_index, self.worker_index, around, reserve_after_s=1e9)
+        self.dispatch = Dispatch(self.job_index, self.worker_index, driver, reserve_after_s=1e9)
         bus: Any = SimpleNamespace(connected=True, on_reconnect=self._none, serve=self._async, subscribe=self._async)
         seat: Any = SimpleNamespace(wait_sure=self._wait_sure, wait_led_since=self.sure.wait)
         workers: Any = SimpleNamespace(delete=self._delete)

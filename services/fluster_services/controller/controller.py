@@ -40,13 +40,13 @@ from fluster_services.controller.leading.record_writer import RecordWriter
 from fluster_services.controller.leading.seat import Seat, wait_no_restore
 from fluster_services.controller.leading.store_setup import StoreSetup
 from fluster_services.controller.namespaces.job_room import JobRooms
+from fluster_services.controller.namespaces.namespace_reconciler import NamespaceReconciler
 from fluster_services.controller.namespaces.namespaces import NamespaceSet
 from fluster_services.controller.namespaces.server_users import ServerUsers
-from fluster_services.controller.namespaces.steward import Steward
 from fluster_services.controller.reconciler import Reconciler
 from fluster_services.controller.scheduling.gangs import Gangs
 from fluster_services.controller.scheduling.offers import Offers
-from fluster_services.controller.scheduling.waits import Deadlines, Waits, waited_s
+from fluster_services.controller.scheduling.wait_times import Deadlines, WaitTimes, waited_s
 from fluster_services.controller.scheduling.worker_monitor import WorkerMonitor
 from fluster_services.controller.state.dirty_jobs import DirtyJobs
 from fluster_services.controller.state.job_index import JobIndex, JobKey
@@ -99,7 +99,7 @@ class Controller:
         job_index = self.job_index = JobIndex()
         beats = int(timing.worker_timeout_s / timing.heartbeat_s)
         worker_index = self.worker_index = WorkerIndex(job_index, Liveness(timing.worker_timeout_s, beats=beats))
-        waits = self.waits = Waits()
+        wait_times = self.wait_times = WaitTimes()
         self.vm_troubles = VMTroubles()
         self.progress = ProgressBoard(bus, job_index)
         dirty = self.dirty = DirtyJobs()
@@ -122,7 +122,7 @@ class Controller:
             seat,
             job_index=job_index,
             worker_index=worker_index,
-            waits=waits,
+            wait_times=wait_times,
             dispatch=dispatch,
             writer=writer,
             dirty=dirty,
@@ -140,7 +140,9 @@ class Controller:
             writer=writer,
             timing=timing,
         )
-        self._deadlines = Deadlines(bus, job_index, worker_index, waits=waits, dispatch=dispatch, writer=writer)
+        self._deadlines = Deadlines(
+            bus, job_index, worker_index, wait_times=wait_times, dispatch=dispatch, writer=writer
+        )
         self._reconciler = Reconciler(job_index, dirty, self.gangs, writer)
         self.registry = RegistrySweep(bus, seat, job_index, self.events)
         self.owners = Owners(bus, seat, job_index, writer, lease_s=timing.owner_lease_s)
@@ -174,7 +176,7 @@ class Controller:
             limits=config.records,
             has_parked=lambda: self.intake.has_parked,
         )
-        self.steward = Steward(
+        self.namespace_reconciler = NamespaceReconciler(
             bus,
             seat,
             namespaces=self.namespaces,
@@ -198,7 +200,7 @@ class Controller:
         explanations = ExplainRequests(
             job_index=self.job_index,
             worker_index=self.worker_index,
-            waits=self.waits,
+            wait_times=self.wait_times,
             dispatch=self.dispatch,
             gangs=self.gangs,
             progress=self.progress,
@@ -208,7 +210,7 @@ class Controller:
             self.bus,
             self.seat,
             namespaces=self.namespaces,
-            steward=self.steward,
+            namespace_reconciler=self.namespace_reconciler,
             store=self.store,
             job_index=self.job_index,
             namespaces_are_fixed=self.config.namespaces_are_fixed,
@@ -273,7 +275,7 @@ class Controller:
             self._secrets.run,
             self.owners.run,
             self.store.run,
-            self.steward.run,
+            self.namespace_reconciler.run,
         )
         for loop in loops:
             tasks.create_task(loop())
@@ -370,7 +372,7 @@ class Controller:
         since = time.monotonic() if since is None else since
         self.retention.on_record(key, row.value, since=since)
         if isinstance(row.value, TaskRecord):
-            self.waits.on_task(key, row.value, since=since)
+            self.wait_times.on_task(key, row.value, since=since)
         # Now, since the index does not keep all of it.
         self.events.on_record(row.value, stored_at=row.stored_at, is_new=is_new)
         if self.namespaces.leads(key.namespace):
@@ -410,7 +412,7 @@ class Controller:
         if lifecycle.is_held(task) and task.worker_id is not None:
             self.monitor.on_held(task.worker_id)
         now = time.monotonic()
-        self.dispatch.on_task(key, task, pause_s=self.waits.pause_s(key, task, now=now))
+        self.dispatch.on_task(key, task, pause_s=self.wait_times.pause_s(key, task, now=now))
         self._deadlines.on_task(key, task, now=now)
 
     def _on_room(self) -> None:
@@ -419,7 +421,7 @@ class Controller:
     def _on_removed(self, key: JobKey, records: list[JobRecord | TaskRecord]) -> None:
         """Records of a job are gone."""
         self.events.forget(records)
-        self.waits.forget(key)
+        self.wait_times.forget(key)
         self.owners.forget(key)
         self.gangs.on_job_changed(key)
 

@@ -18,7 +18,7 @@ from fluster_services.job_info import job_status
 if TYPE_CHECKING:
     from fluster_services.controller.scheduling.dispatch import Dispatch
     from fluster_services.controller.scheduling.gangs import Gangs
-    from fluster_services.controller.scheduling.waits import Waits
+    from fluster_services.controller.scheduling.wait_times import WaitTimes
     from fluster_services.controller.state.job_index import JobIndex
     from fluster_services.controller.state.reports import ProgressBoard, VMTroubles
     from fluster_services.controller.state.worker_index import WorkerIndex
@@ -32,7 +32,7 @@ class ExplainRequests:
         *,
         job_index: JobIndex,
         worker_index: WorkerIndex,
-        waits: Waits,
+        wait_times: WaitTimes,
         dispatch: Dispatch,
         gangs: Gangs,
         progress: ProgressBoard,
@@ -40,7 +40,7 @@ class ExplainRequests:
     ) -> None:
         self._job_index = job_index
         self._worker_index = worker_index
-        self._waits = waits
+        self._wait_times = wait_times
         self._dispatch = dispatch
         self._gangs = gangs
         self._progress = progress
@@ -93,7 +93,7 @@ class ExplainRequests:
 
     def _pauses_s(self, job: JobRecord, tasks: Sequence[TaskRecord]) -> dict[int, float]:
         key, now = JobKey(job.namespace, job.job_id), time.monotonic()
-        pauses = {task.task: self._waits.pause_s(key, task, now=now) for task in tasks}
+        pauses = {task.task: self._wait_times.pause_s(key, task, now=now) for task in tasks}
         return {task: pause_s for task, pause_s in pauses.items() if pause_s}
 
     def _reservation(self, job: JobRecord) -> tuple[str, tuple[str, ...]] | None:

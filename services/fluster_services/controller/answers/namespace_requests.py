@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from fluster_services.controller.answers.requests import Requests
     from fluster_services.controller.leading.seat import Seat
     from fluster_services.controller.leading.store_setup import StoreSetup
+    from fluster_services.controller.namespaces.namespace_reconciler import NamespaceReconciler
     from fluster_services.controller.namespaces.namespaces import NamespaceSet as Namespaces
     from fluster_services.controller.namespaces.server_users import ServerUsers
-    from fluster_services.controller.namespaces.steward import Steward
     from fluster_services.controller.state.job_index import JobIndex
 
 _ANSWERED_S = 1.0  # by then it is said how far it is: who asks sends the request again, to learn when it is done
@@ -74,7 +74,7 @@ class NamespaceRequests:
         seat: Seat,
         *,
         namespaces: Namespaces,
-        steward: Steward,
+        namespace_reconciler: NamespaceReconciler,
         store: StoreSetup,
         job_index: JobIndex,
         namespaces_are_fixed: str | None,
@@ -83,7 +83,7 @@ class NamespaceRequests:
         self._bus = bus
         self._seat = seat
         self._namespaces = namespaces
-        self._steward = steward
+        self._reconciler = namespace_reconciler
         self._store = store
         self._job_index = job_index
         self._namespaces_are_fixed = namespaces_are_fixed
@@ -132,7 +132,7 @@ class NamespaceRequests:
             await self._namespaces.read_again(name)
 
     def _raise_refusal(self, name: Namespace, request: NamespaceAdd) -> None:
-        why = self._steward.why_refused(name, request.request_id)
+        why = self._reconciler.why_refused(name, request.request_id)
         if why is not None:
             raise ServiceError(NAMESPACE_REFUSED, f"namespace {name!r} cannot be added: {why}")
 
@@ -174,11 +174,11 @@ class NamespaceRequests:
                     row.value.model_copy(update={"state": NamespaceState.DROPPING}), row.revision
                 )
         is_gone = await self._wait(lambda: self._namespaces.record(name) is None)
-        unfinished = len(self._steward.unfinished(name))
+        unfinished = len(self._reconciler.unfinished(name))
         return NamespaceChange(done=is_gone, record=self._namespaces.record(name), unfinished=unfinished)
 
     def _check_unused(self, name: Namespace) -> None:
-        unfinished = self._steward.unfinished(name)
+        unfinished = self._reconciler.unfinished(name)
         if unfinished:
             some = ", ".join(key.job_id for key in unfinished[:_NAMED_JOBS])
             more = f" and {len(unfinished) - _NAMED_JOBS} more" if len(unfinished) > _NAMED_JOBS else ""

@@ -6,7 +6,7 @@ that was dropped since. A namespace is served from when its streams are made unt
     (nothing) ─► ADDING ─► ACTIVE ─► DROPPING ─► DELETING ─► (nothing)
                            └──── served ────┘
 
-Each step is written before it is made, so that whichever controller leads completes what another had begun (`steward.py`).
+Each step is written before it is made, so that whichever controller leads completes what another had begun (`namespace_reconciler.py`).
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ _CHOOSING_COSTS = 20  # workers to keep free are chosen so seldom that it takes 
 _FIRST_PAUSE_AFTER_DECLINE_S, _LAST_PAUSE_AFTER_DECLINE_S = 0.01, 0.5
 
 
-class Surroundings(Protocol):
-    """Time, and whom to tell."""
+class DispatchDriver(Protocol):
+    """What a Dispatch needs from the code that runs it: a clock, a timer, and two methods that it calls."""
 
     def now(self) -> float: ...
     def call_later(self, delay_s: float, action: Callable[[], None], /) -> None: ...
@@ -78,7 +78,7 @@ class Dispatch:
         self,
         job_index: JobIndex,
         worker_index: WorkerIndex,
-        around: Surroundings,
+        driver: DispatchDriver,
         *,
         reserve_after_s: float,
         unfit_retry_s: float = 30.0,
@@ -90,7 +90,7 @@ class Dispatch:
         self._unfit: dict[JobKey, dict[WorkerId, str]] = {}  # {job: {worker that lacks what it names: why}}
         self._job_index = job_index
         self._worker_index = worker_index
-        self._around = around
+        self._driver = driver
         self._reserve_after_s = reserve_after_s
         self._unfit_retry_s = unfit_retry_s
         self._out = 0
@@ -118,7 +118,7 @@ class Dispatch:
         elif task.gang:
             return  # they are gathered, see gangs.py
         elif pause_s:
-            self._around.call_later(pause_s, partial(self._add, key, task))
+            self._driver.call_later(pause_s, partial(self._add, key, task))
         else:
             self._add(key, task)
 
@@ -128,8 +128,8 @@ class Dispatch:
         if not self._has_turn(key, task.task):
             return
         place = Place(place_in_line(task.order, task.priority), task.task, key)
-        self.scheduler.add(place, self._need(key, task), now=self._around.now())
-        self._around.on_dispatchable()
+        self.scheduler.add(place, self._need(key, task), now=self._driver.now())
+        self._driver.on_dispatchable()
 
     def _need(self, key: JobKey, task: TaskRecord) -> Capacity:
         need, unfit = needed(task.resources, task.namespace), self._unfit.get(key)
@@ -171,8 +171,8 @@ class Dispatch:
         reserved = self.scheduler.reserved
         self.scheduler.remove(key, task)
         if reserved is not None and self.scheduler.reserved is None:
-            self._around.on_room()  # a worker was kept free for it, also from them
-        self._around.on_dispatchable()
+            self._driver.on_room()  # a worker was kept free for it, also from them
+        self._driver.on_dispatchable()
 
     def add_gang(self, place: Place, need: Capacity, count: int) -> None:
         """A gang waits; it is gathered by others, and has its place in the order here."""
@@ -181,13 +181,13 @@ class Dispatch:
     def remove_gang(self, job: JobKey) -> None:
         """A gang no longer waits."""
         if self.scheduler.remove_gang(job):
-            self._around.on_room()  # workers may have been kept free for it
-            self._around.on_dispatchable()
+            self._driver.on_room()  # workers may have been kept free for it
+            self._driver.on_dispatchable()
 
     def on_gathered(self, job: JobKey) -> None:
         """All tasks of a gang are claimed."""
-        self.scheduler.on_gathered(job, now=self._around.now())
-        self._around.on_dispatchable()
+        self.scheduler.on_gathered(job, now=self._driver.now())
+        self._driver.on_dispatchable()
 
     def on_gathering(self, job: JobKey) -> None:
         """All tasks of a gang are about to be offered."""
@@ -251,21 +251,21 @@ class Dispatch:
         self.shares.on_namespace_gone(namespace)
 
     def _on_quota_freed(self) -> None:
-        self._around.on_room()  # for gangs
-        self._around.on_dispatchable()
+        self._driver.on_room()  # for gangs
+        self._driver.on_dispatchable()
 
     def on_room(self, free: Capacity | None = None) -> None:
         """Some worker has room again; `free` is all that it has left, where that is known."""
         self._rooms += 1
         self.scheduler.on_room(free)
-        self._around.on_room()
-        self._around.on_dispatchable()
+        self._driver.on_room()
+        self._driver.on_dispatchable()
 
     def _open_later(self) -> None:
         """Have what was declined offered again soon; later each time, as long as nothing is accepted."""
         if not self._is_opening:
             self._is_opening = True
-            self._around.call_later(self._decline_pause_s, self._open)
+            self._driver.call_later(self._decline_pause_s, self._open)
             self._decline_pause_s = min(2 * self._decline_pause_s, _LAST_PAUSE_AFTER_DECLINE_S)
 
     def _open(self) -> None:
@@ -286,12 +286,12 @@ class Dispatch:
 
     def _reserve(self) -> None:
         """Keep workers free for the first in the order that has been overtaken for too long, if there is one."""
-        worker_index, scheduler, now = self._worker_index, self.scheduler, self._around.now()
+        worker_index, scheduler, now = self._worker_index, self.scheduler, self._driver.now()
         if scheduler.reserved is not None and self._reserved_for is not None:
             fits_still = all(worker_index.takes_work(each) for each in self._kept_free)
             if not fits_still or (self.shares.bounded and scheduler.is_short_of_quota(self._reserved_for)):
                 scheduler.release()
-                self._around.on_room()
+                self._driver.on_room()
         if now < self._chooses_at:
             return
         if self.shares.bounded and now >= self._keeps_at:
@@ -308,10 +308,10 @@ class Dispatch:
                 self._kept_free = tuple(WorkerId(worker) for worker in workers)
                 self._reserved_for = starving
                 scheduler.reserve(starving)
-                self._around.on_room()
+                self._driver.on_room()
                 log.info("kept free for %s, which others have overtaken: %s", place.job.job_id, ", ".join(workers))
                 break
-        self._chooses_at = now + _CHOOSING_COSTS * (self._around.now() - now)
+        self._chooses_at = now + _CHOOSING_COSTS * (self._driver.now() - now)
 
     def _keep_quotas(self, now: float) -> None:
         """Keep room in quotas for what others of its namespace have overtaken for too long, as they need less of it."""
@@ -357,15 +357,15 @@ class Dispatch:
         if row is None:
             self.scheduler.remove(place.job, place.task)
         else:
-            accepted, is_worth_repeating = yield from self._place(row, place, need)
+            accepted, is_worth_repeating = yield from self._offer_to_workers(row, place, need)
             present = self._need(place.job, row.value)
             if not accepted and present != need:
                 # It goes on in the line of those for which these workers are not asked either.
                 self.scheduler.remove(place.job, place.task)
-                self.scheduler.add(place, present, now=self._around.now())
+                self.scheduler.add(place, present, now=self._driver.now())
             elif accepted:
                 # The worker's claim is in the record, which takes the task out of the line when it arrives.
-                self.scheduler.on_accepted(need, place, now=self._around.now())
+                self.scheduler.on_accepted(need, place, now=self._driver.now())
                 self._decline_pause_s = _FIRST_PAUSE_AFTER_DECLINE_S
             else:
                 if is_worth_repeating:
@@ -386,9 +386,9 @@ class Dispatch:
 
     def _come_back(self) -> None:
         self._out -= 1
-        self._around.on_dispatchable()
+        self._driver.on_dispatchable()
 
-    def _place(
+    def _offer_to_workers(
         self, row: Row[TaskRecord], place: Place, need: Capacity
     ) -> Generator[Ask, OfferReply | None, tuple[bool, bool]]:
         """Whether a worker has claimed the task, and if none did, whether another may."""
@@ -424,7 +424,7 @@ class Dispatch:
     def note_unfit(self, key: JobKey, answer: OfferReply) -> None:
         """A worker lacks what the job names: it is not asked again for a while."""
         self._unfit.setdefault(key, {})[answer.worker_id] = answer.reason
-        self._around.call_later(self._unfit_retry_s, partial(self._ask_again, key, answer.worker_id))
+        self._driver.call_later(self._unfit_retry_s, partial(self._ask_again, key, answer.worker_id))
 
     def _ask_again(self, key: JobKey, worker_id: WorkerId) -> None:
         """The worker may have by now what it lacked: what waits of the job is offered to it too."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fluster_services.controller.leading.record_writer import RecordWriter
     from fluster_services.controller.leading.seat import Seat
     from fluster_services.controller.scheduling.dispatch import Dispatch
-    from fluster_services.controller.scheduling.waits import Waits
+    from fluster_services.controller.scheduling.wait_times import WaitTimes
     from fluster_services.controller.state.dirty_jobs import DirtyJobs
     from fluster_services.controller.state.job_index import JobIndex
     from fluster_services.controller.state.worker_index import WorkerIndex
@@ -67,7 +67,7 @@ class Gangs:
         *,
         job_index: JobIndex,
         worker_index: WorkerIndex,
-        waits: Waits,
+        wait_times: WaitTimes,
         dispatch: Dispatch,
         writer: RecordWriter,
         dirty: DirtyJobs,
@@ -77,7 +77,7 @@ class Gangs:
         self._seat = seat
         self._job_index = job_index
         self._worker_index = worker_index
-        self._waits = waits
+        self._wait_times = wait_times
         self._dispatch = dispatch
         self._writer = writer
         self._dirty = dirty
@@ -141,8 +141,8 @@ class Gangs:
         timer = self._pausing.pop(key, None)
         if timer is not None:
             timer.cancel()
-        waits, now = self._waits, time.monotonic()
-        pause_s = max(waits.pause_s(key, task, now=now) for task in tasks)
+        wait_times, now = self._wait_times, time.monotonic()
+        pause_s = max(wait_times.pause_s(key, task, now=now) for task in tasks)
         if pause_s:
             self._pausing[key] = asyncio.get_running_loop().call_later(pause_s, self._resume, key)
 

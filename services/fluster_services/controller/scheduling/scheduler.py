@@ -29,7 +29,14 @@ from collections.abc import Iterator
 from fluster_bus.messages import Capacity, Namespace
 from fluster_services.capacity import fits
 from fluster_services.controller.scheduling.order import Place, Starving, TurnOrder
-from fluster_services.controller.scheduling.waiting import MAX_WINDOW, Gang, GangLine, Line, is_as_large, is_at_least
+from fluster_services.controller.scheduling.scheduler_lines import (
+    MAX_WINDOW,
+    Gang,
+    GangLine,
+    Line,
+    is_as_large,
+    is_at_least,
+)
 from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.shares import Shares
 

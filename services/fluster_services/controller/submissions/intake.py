@@ -51,7 +51,7 @@ from fluster_services.controller.submissions.outcomes import (
     UnknownNamespaceError,
     claimed_id,
 )
-from fluster_services.controller.submissions.waiting_room import IntakeRoom, ParkedSubmissions
+from fluster_services.controller.submissions.parked_submissions import ParkedSubmissions
 from fluster_services.daemon import StartOverError
 
 if TYPE_CHECKING:
@@ -71,6 +71,34 @@ log = logging.getLogger(__name__)
 _RECORDED_AT_ONCE = 64
 _BYTES_AT_ONCE = 4 << 20  # of JSON, which takes up to thirty times as much once it is read
 _STREAM_TIMEOUT_S = 10.0
+
+
+class IntakeRoom:
+    """Room for so many submissions, and so many bytes of them; one alone always has room. One task asks at a time."""
+
+    def __init__(self, at_once: int, most_bytes: int) -> None:
+        self._at_once = at_once
+        self._most_bytes = most_bytes
+        self._count = self._bytes = 0
+        self._changed = asyncio.Event()
+
+    async def enter(self, size: int) -> None:
+        """Return when there is room, which is taken."""
+        while self._count >= self._at_once or (self._bytes and self._bytes + size > self._most_bytes):
+            self._changed.clear()
+            await self._changed.wait()
+        self._count += 1
+        self._bytes += size
+
+    def leave(self, size: int) -> None:
+        """Give back the room that one had; `size` is what it has not given back yet."""
+        self._count -= 1
+        self.leave_bytes(size)
+
+    def leave_bytes(self, size: int) -> None:
+        """Go on with less: what was read is stored."""
+        self._bytes -= size
+        self._changed.set()
 
 
 class Intake:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _PAUSE_AFTER_ERROR_S = 0.2
 
 
-class Waits:
+class WaitTimes:
     """The tasks that wait, or are held for a gang, and have a pause or a deadline. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
@@ -80,14 +80,14 @@ class Deadlines:
         job_index: JobIndex,
         worker_index: WorkerIndex,
         *,
-        waits: Waits,
+        wait_times: WaitTimes,
         dispatch: Dispatch,
         writer: RecordWriter,
     ) -> None:
         self._bus = bus
         self._job_index = job_index
         self._worker_index = worker_index
-        self._waits = waits
+        self._wait_times = wait_times
         self._dispatch = dispatch
         self._writer = writer
         self._timers: dict[tuple[JobKey, int], asyncio.TimerHandle] = {}  # {task that waits: when it is given up}
@@ -97,7 +97,7 @@ class Deadlines:
         timer = self._timers.pop((key, task.task), None)
         if timer is not None:
             timer.cancel()
-        left_s = self._waits.left_s(key, task, now=now)
+        left_s = self._wait_times.left_s(key, task, now=now)
         if left_s is not None and task.state is JobStatus.PENDING:
             self._give_up_later(left_s, key, task)
 

@@ -34,8 +34,8 @@ _LOOK_S = 0.2
 _KEPT_REFUSALS = 1_000
 
 
-class Steward:
-    """Brings each namespace to where its record says that it is to be."""
+class NamespaceReconciler:
+    """Brings each namespace to the state that its record asks for."""
 
     def __init__(
         self,

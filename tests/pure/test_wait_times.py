@@ -8,7 +8,7 @@ import pytest
 from fluster_bus.messages import Entrypoint, JobId, JobRequest, JobStatus, Namespace, TaskRecord, WorkerId
 from fluster_bus.storage.tables import Row
 from fluster_services import job_lifecycle, lifecycle
-from fluster_services.controller.scheduling.waits import Waits, waited_s
+from fluster_services.controller.scheduling.wait_times import WaitTimes, waited_s
 from fluster_services.controller.state.job_index import JobKey
 
 KEY = JobKey(Namespace("default"), JobId("job"))
@@ -48,48 +48,48 @@ def _failed(task: TaskRecord) -> TaskRecord:
 
 
 def test_a_task_waits_since_it_was_first_seen() -> None:
-    waits, task = Waits(), _task(backoff_s=3)
-    waits.on_task(KEY, task, since=100)
-    waits.on_task(KEY, task, since=105)
-    assert (waits.pause_s(KEY, task, now=101), waits.left_s(KEY, task, now=101)) == (2, 12)
-    assert (waits.pause_s(KEY, task, now=105), waits.left_s(KEY, task, now=120)) == (0, 0)
+    wait_times, task = WaitTimes(), _task(backoff_s=3)
+    wait_times.on_task(KEY, task, since=100)
+    wait_times.on_task(KEY, task, since=105)
+    assert (wait_times.pause_s(KEY, task, now=101), wait_times.left_s(KEY, task, now=101)) == (2, 12)
+    assert (wait_times.pause_s(KEY, task, now=105), wait_times.left_s(KEY, task, now=120)) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_held_and_let_go_again_and_again_waits_no_longer_for_that(seed: int) -> None:
     dice = random.Random(seed)
-    waits, task, now = Waits(), _task(gang=True, backoff_s=dice.choice((0, 3))), 100.0
-    waits.on_task(KEY, task, since=now)
+    wait_times, task, now = WaitTimes(), _task(gang=True, backoff_s=dice.choice((0, 3))), 100.0
+    wait_times.on_task(KEY, task, since=now)
     deadline, offered_at = now + task.backoff_s + 10, now + task.backoff_s
     for epoch in range(1, 20):
         for record in (held := _held(task, epoch), _let_go(held)):
             now += dice.uniform(0, 2)
-            waits.on_task(KEY, record, since=now)
+            wait_times.on_task(KEY, record, since=now)
             task = record
-            assert waits.left_s(KEY, task, now=now) == pytest.approx(max(0, deadline - now))
-            assert waits.pause_s(KEY, task, now=now) == pytest.approx(max(0, offered_at - now))
+            assert wait_times.left_s(KEY, task, now=now) == pytest.approx(max(0, deadline - now))
+            assert wait_times.pause_s(KEY, task, now=now) == pytest.approx(max(0, offered_at - now))
 
 
 def test_the_next_attempt_and_the_next_job_wait_anew() -> None:
-    waits, task = Waits(), _task()
-    waits.on_task(KEY, task, since=100)
+    wait_times, task = WaitTimes(), _task()
+    wait_times.on_task(KEY, task, since=100)
     again = lifecycle.retry(_failed(_held(task, 0)), now=0)
     assert again is not None
-    waits.on_task(KEY, again, since=150)
-    assert waits.left_s(KEY, again, now=150) == again.backoff_s + 10
+    wait_times.on_task(KEY, again, since=150)
+    assert wait_times.left_s(KEY, again, now=150) == again.backoff_s + 10
     successor = _task(order=2).model_copy(update={"attempt": again.attempt})
-    waits.on_task(KEY, successor, since=200)
-    assert waits.left_s(KEY, successor, now=200) == 10
+    wait_times.on_task(KEY, successor, since=200)
+    assert wait_times.left_s(KEY, successor, now=200) == 10
 
 
 def test_what_does_not_wait_any_more_is_forgotten() -> None:
-    waits, task = Waits(), _task()
+    wait_times, task = WaitTimes(), _task()
     for record in (task, _held(task, 0)):
-        waits.on_task(KEY, record, since=100)
-    assert waits._since == {}
-    waits.on_task(KEY, task, since=100)
-    waits.forget(KEY)
-    assert waits._since == {}
+        wait_times.on_task(KEY, record, since=100)
+    assert wait_times._since == {}
+    wait_times.on_task(KEY, task, since=100)
+    wait_times.forget(KEY)
+    assert wait_times._since == {}
 
 
 def test_a_hold_says_since_when_its_attempt_waits() -> None:
