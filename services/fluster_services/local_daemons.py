@@ -140,8 +140,8 @@ class LocalDaemons:
             from fluster_services.worker.__main__ import run_worker
             from fluster_services.worker.contract.config import WorkerConfig, program_environment
             from fluster_services.worker.engine.engine import choose_containers
+            from fluster_services.worker.gpus.inventory import MASK_VARIABLE, mask_style
             from fluster_services.worker.gpus.locks import FOLDER_VARIABLE
-            from fluster_services.worker.gpus.mask import MASK_VARIABLE, mask_style
 
             state_dir = self._store_dir / name
             config = WorkerConfig(

@@ -34,7 +34,7 @@ from fluster_services import job_lifecycle
 from fluster_services.worker.attempts.claims import Claims
 from fluster_services.worker.attempts.holds import Holds
 from fluster_services.worker.contract.config import WorkerConfig
-from fluster_services.worker.presence.draining import Draining
+from fluster_services.worker.presence.presence import Draining
 from fluster_services.worker.worker import Worker
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import IMPATIENT, NS, F, K, RunningController, S, StartController, U

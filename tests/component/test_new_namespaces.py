@@ -20,7 +20,7 @@ from fluster_bus.messages.parts.resources import GIB
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.trust.authority import Authority
 from fluster_services.worker.contract.config import WorkerConfig
-from fluster_services.worker.presence.draining import Draining
+from fluster_services.worker.presence.presence import Draining
 from fluster_services.worker.worker import Worker
 from tests.component.controllers import IMPATIENT, NS, RunningController, job_request
 from tests.component.guarded_server import GuardedServer

@@ -9,8 +9,8 @@ import pytest
 
 from fluster_bus.messages import EnvironmentConfig
 from fluster_services.config import DiskLimits
-from fluster_services.worker.contract.build_output import BuildError, BuildOutput
 from fluster_services.worker.contract.container import OWN_MINOR
+from fluster_services.worker.contract.faults import BuildError, BuildOutput
 from fluster_services.worker.environments.environments import Environments
 from fluster_services.worker.environments.folder_cache import FolderCache
 

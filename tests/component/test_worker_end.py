@@ -17,7 +17,7 @@ from fluster_bus.messages.parts.resources import GIB
 from fluster_bus.server import EmbeddedServer
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.faults import WorkerFaultError
-from fluster_services.worker.presence.draining import Draining
+from fluster_services.worker.presence.presence import Draining
 from fluster_services.worker.worker import Worker
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import StartWorker

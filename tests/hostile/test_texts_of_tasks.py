@@ -28,7 +28,7 @@ from fluster_services.worker.contract.container_output import InitWords
 from fluster_services.worker.contract.outcome import outcome
 from fluster_services.worker.contract.spool import SpoolError, read_spool, read_spool_end
 from fluster_services.worker.contract.task_errors import describe_error, task_error
-from fluster_services.worker.keeper.keeper_notes import exit_note, exit_record, start_note
+from fluster_services.worker.keeper.leftovers import exit_note, exit_record, start_note
 from fluster_services.worker.task.task_result import find_result
 
 ENDED = {"exit_code": 1, "signal": None, "reason": "exited"}

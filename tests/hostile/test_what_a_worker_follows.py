@@ -18,7 +18,7 @@ from fluster_services.worker.contract.attempt_directory import ExitRecord, Launc
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.runtime import Exited, Progressed, RunningTask, Spooled
 from fluster_services.worker.contract.spool import SpoolRecord, SpoolRun
-from fluster_services.worker.presence.draining import Draining
+from fluster_services.worker.presence.presence import Draining
 from fluster_services.worker.worker import Worker
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, job_request

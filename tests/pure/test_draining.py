@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from fluster_services.worker.presence.draining import Draining
+from fluster_services.worker.presence.presence import Draining
 
 pytestmark = pytest.mark.anyio
 

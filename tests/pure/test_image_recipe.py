@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluster_bus.messages import EnvironmentConfig
-from fluster_services.worker.contract.build_output import BuildOutput
+from fluster_services.worker.contract.faults import BuildOutput
 from fluster_services.worker.engine.engine import EngineError
 from fluster_services.worker.environments.environments import Needs, read_needs
 from fluster_services.worker.images.build_request import write_context

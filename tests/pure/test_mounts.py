@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from fluster_services.worker.contract.container import checked_mounts
 from fluster_services.worker.contract.faults import LaunchError
-from fluster_services.worker.engine.mounts import checked_mounts
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ from fluster_services.worker.attempts.preparation import (
     _check_pickled_by,
     _check_python,
 )
-from fluster_services.worker.contract.build_output import BuildError, BuildOutput
-from fluster_services.worker.contract.faults import LaunchError
+from fluster_services.worker.contract.faults import BuildError, BuildOutput, LaunchError
 from fluster_services.worker.environments.environments import (
     _PLAIN,
     Recipe,

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from fluster_services.worker.contract.build_output import BuildError, BuildOutput
 from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.contract.container import OWN_MINOR
+from fluster_services.worker.contract.faults import BuildError, BuildOutput
 from fluster_services.worker.engine.engine import EngineError, find_api_version
 from fluster_services.worker.environments.environments import Needs
 from fluster_services.worker.images import environment_images

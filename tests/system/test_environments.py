@@ -29,7 +29,7 @@ from fluster_bus.messages import (
     JobStatus,
     create_environment,
 )
-from fluster_services.worker.contract.build_output import BuildError
+from fluster_services.worker.contract.faults import BuildError
 from fluster_services.worker.environments.uv import find_uv
 from tests.system.job_requests import call, command, texts
 from tests.system.processes import Family

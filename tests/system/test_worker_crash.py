@@ -15,7 +15,7 @@ from fluster_bus.messages import Capacity, JobStatus, WorkerId
 from fluster_bus.messages.parts.resources import GIB
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.keeper.template import TemplateHandle
-from fluster_services.worker.presence.draining import Draining
+from fluster_services.worker.presence.presence import Draining
 from fluster_services.worker.runtimes.process_runtime import ProcessRuntime
 from fluster_services.worker.worker import Worker
 from tests.system.daemons import DEFAULT, PATIENT, Daemons

@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from fluster_bus.messages import Capacity, WorkerId
-from fluster_services.worker.contract.container import NOBODY, OWN_MINOR, Libraries, bind, device_requests
-from fluster_services.worker.engine.mounts import TAKEN, is_in_or_around, secret_places
+from fluster_services.worker.contract.container import (
+    NOBODY,
+    OWN_MINOR,
+    TAKEN,
+    Libraries,
+    bind,
+    device_requests,
+    is_in_or_around,
+    secret_places,
+)
 from fluster_services.worker.linux.limits import MAX_PIDS, MIN_QUOTA_US, PERIOD_US
 from fluster_services.worker.linux.processes import boot_id, start_ticks
 

@@ -22,16 +22,16 @@ from fluster_services.daemon import address_from_environment, run_daemon
 from fluster_services.settings import SettingError, read_settings, read_worker_limits, refusing
 from fluster_services.worker.contract.config import ContainerSettings, WorkerConfig, parse_ulimits
 from fluster_services.worker.engine.engine import EngineError, choose_containers, find_api_version
+from fluster_services.worker.gpus.inventory import MASK_STYLES, MASK_VARIABLE
 from fluster_services.worker.gpus.locks import FOLDER_VARIABLE
-from fluster_services.worker.gpus.mask import MASK_STYLES, MASK_VARIABLE
 from fluster_services.worker.keeper.template import start_template
 from fluster_services.worker.linux.cgroups import Enforcement, LimitsError, find_enforcer
 from fluster_services.worker.linux.disk import StateFolderError, make_state_folder
 from fluster_services.worker.linux.processes import raise_descriptor_limit
 from fluster_services.worker.linux.scratch import Disks, find_disks
 from fluster_services.worker.presence.detection import Given, detect, detect_host
-from fluster_services.worker.presence.draining import Draining
 from fluster_services.worker.presence.identity import job_credentials, why_not_apart, worker_id
+from fluster_services.worker.presence.presence import Draining
 
 _MOST_THREADS = 16
 _THREADS_BESIDE_CPUS = 4

@@ -18,8 +18,7 @@ from fluster_bus.core.errors import ServiceError
 from fluster_bus.messages.stacks import ProcessStack, StackFrame, ThreadStack
 from fluster_services.worker.contract.runtime import RunningTask
 from fluster_services.worker.engine.engine import asked, container_pid
-from fluster_services.worker.linux.processes import descendants
-from fluster_services.worker.linux.programs import find_program
+from fluster_services.worker.linux.processes import descendants, find_program
 
 _PROCESSES = 16  # of a task; the first ones
 _THREADS = 64  # of a process

@@ -45,10 +45,9 @@ from fluster_services.worker.gpus.custody import GpuCustody
 from fluster_services.worker.gpus.holders import Holder
 from fluster_services.worker.gpus.reader import GpuReader
 from fluster_services.worker.presence.detection import describe_node, offered_gpus
-from fluster_services.worker.presence.draining import Draining
 from fluster_services.worker.presence.identity import JobFiles, why_not_apart
 from fluster_services.worker.presence.new_namespaces import NewNamespaces
-from fluster_services.worker.presence.presence import Presence
+from fluster_services.worker.presence.presence import Draining, Presence
 from fluster_services.worker.service import AttemptKey, WorkerService
 
 log = logging.getLogger(__name__)

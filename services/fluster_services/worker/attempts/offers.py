@@ -30,8 +30,7 @@ from fluster_services.capacity import CapacityClass, classes_covered, fits, need
 from fluster_services.worker.attempts.claims import Claims
 from fluster_services.worker.attempts.gpu_watch import GpuWatch
 from fluster_services.worker.attempts.ledger import Ledger
-from fluster_services.worker.presence.draining import Draining
-from fluster_services.worker.presence.presence import Presence
+from fluster_services.worker.presence.presence import Draining, Presence
 
 log = logging.getLogger(__name__)
 

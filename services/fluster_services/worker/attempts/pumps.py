@@ -32,7 +32,7 @@ from fluster_bus.storage.objects import ObjectStore
 from fluster_bus.storage.stored_messages import RESULT_CHUNK_BYTES, ResultStore
 from fluster_bus.storage.streams import append
 from fluster_services.worker.attempts.claims import is_gone
-from fluster_services.worker.contract.build_output import BuildOutput
+from fluster_services.worker.contract.faults import BuildOutput
 from fluster_services.worker.contract.runtime import RunningTask
 from fluster_services.worker.contract.spool import SpoolError, SpoolRun
 from fluster_services.worker.task.task_result import MAX_RESULT_BYTES

@@ -26,9 +26,8 @@ from fluster_services.worker.attempts.launch import Launcher
 from fluster_services.worker.attempts.preparation import Preparation, Prepared
 from fluster_services.worker.attempts.pumps import PreparationLog, ProgressPump
 from fluster_services.worker.contract.attempt_directory import LaunchSpec
-from fluster_services.worker.contract.build_output import BuildError
 from fluster_services.worker.contract.config import WorkerConfig
-from fluster_services.worker.contract.faults import LaunchError
+from fluster_services.worker.contract.faults import BuildError, LaunchError
 from fluster_services.worker.contract.outcome import Outcome, gpu_taken
 from fluster_services.worker.contract.runtime import RunningTask, Runtime
 from fluster_services.worker.engine.images import Images

@@ -129,7 +129,7 @@ class LaunchSpec:
     # {lock file of a GPU (locks.py): the note in it of a holder that is proved to be gone}
     gpu_locks: dict[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)  # those asked for
-    disk: int | None = None  # bytes that its own folder may take, to which it is held (disk_watch.py)
+    disk: int | None = None  # bytes that its own folder may take, to which it is held (keeper/bounds.py)
     scratch: str | None = None  # the folder in its directory that has a file system of that size (scratch.py)
     groups: dict[str, dict[str, str]] = field(default_factory=dict)  # those enforced, as in limits.py
     image: str | None = None  # that it is to run in

@@ -14,7 +14,7 @@ from fluster_bus.core.devices import Devices
 from fluster_bus.core.names import is_secret_name
 from fluster_bus.messages import Capacity, Namespace, WorkerId
 from fluster_services.config import Timing, WorkerLimits
-from fluster_services.worker.gpus.mask import MaskStyle
+from fluster_services.worker.gpus.inventory import MaskStyle
 from fluster_services.worker.linux.cgroups import Enforcement
 
 _ULIMIT = re.compile(r"([a-z]+)=(-1|\d+)(?::(-1|\d+))?")

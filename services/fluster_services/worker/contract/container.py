@@ -1,4 +1,4 @@
-"""The container that an attempt runs in: what the engine is asked for, decided without one."""
+"""The container that an attempt runs in: what the engine is asked for, and which folders it may see, decided without one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import importlib
 import posixpath
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fluster.breakpoints import with_hook
 from fluster_services.worker.contract.container_output import INIT_VARIABLES
+from fluster_services.worker.contract.faults import LaunchError
 from fluster_services.worker.linux.limits import MAX_PIDS, MIN_QUOTA_US, PERIOD_US, Limits
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ _SCRATCH = ("/tmp", "/var/tmp")  # noqa: S108 - in the container, each its own
 _GPU_ULIMITS = {"memlock": (-1, -1), "stack": (64 << 20, 64 << 20)}
 _SITE = re.compile(r"/(site|dist)-packages$")
 _PACKAGES = ("fluster", "fluster_bus", "fluster_services")
+TAKEN = tuple(map(Path, (INNER_FOLDER, LIBRARIES_FOLDER, "/proc", "/sys", "/dev")))  # places in a container
+# A process that reaches one of these owns the machine, whichever engine is used.
+_ENGINES = (Path("/run/docker.sock"), Path("/run/containerd"), Path("/run/podman"))
 
 
 @dataclass(frozen=True)
@@ -226,3 +230,37 @@ except ImportError as error:
     refuse("ImportError", "Fluster cannot be imported in image %r: %s" % (image, error))
 run_executed("/fluster")
 """
+
+
+def secret_places(engine: str, *own: Path) -> list[Path]:
+    """What no container is to see: the ways to engines, `engine` among them, and these folders of Fluster's own."""
+    return [*own, Path(engine.removeprefix("unix://")), *_ENGINES]
+
+
+def is_in_or_around(place: Path, others: Iterable[Path]) -> bool:
+    """Whether `place` shows any of the others, or a part of one."""
+    return any(place.is_relative_to(each) or each.is_relative_to(place) for each in others)
+
+
+def checked_mounts(mounts: Mapping[str, str], roots: Sequence[str], *, secret: Sequence[Path] = ()) -> dict[str, str]:
+    """`mounts` with what their links lead to. Raises LaunchError for what a worker with these roots does not mount.
+
+    Whatever the roots are: nothing in a `secret` place, nor around one.
+    """
+    places = [each.resolve() for each in secret]
+    found = {}
+    for target, source in mounts.items():
+        place = Path(source).resolve()
+        if not any(place.is_relative_to(Path(root).resolve()) for root in roots):
+            allowed = ", ".join(roots) or "nothing: see FLUSTER_MOUNT_ROOTS"
+            raise LaunchError(f"mounts has {source!r}, and this worker mounts {allowed}")
+        if is_in_or_around(place, places):
+            raise LaunchError(f"mounts has {source!r}, where the worker has files that no task may see")
+        if not place.exists():
+            raise LaunchError(f"mounts has {source!r}, which is not there at this worker")
+        if any(Path(target).is_relative_to(taken) for taken in TAKEN):
+            raise LaunchError(
+                f"mounts has {target!r} as a place in the container, which is taken: choose one such as /data"
+            )
+        found[target] = str(place)
+    return found

@@ -13,9 +13,8 @@ from typing import Any
 
 from fluster_bus.messages.parts.images import UsedImage, digest_of, engine_name, split_name
 from fluster_services.capacity import describe_bytes
-from fluster_services.worker.contract.build_output import BuildOutput
 from fluster_services.worker.contract.config import ContainerSettings
-from fluster_services.worker.contract.faults import says_no_room
+from fluster_services.worker.contract.faults import BuildOutput, says_no_room
 from fluster_services.worker.engine.engine import (
     EngineAwayError,
     EngineError,

@@ -21,8 +21,8 @@ from typing import Any
 
 from fluster_bus.messages import EnvironmentConfig
 from fluster_services.config import DiskLimits
-from fluster_services.worker.contract.build_output import BuildError, BuildOutput
 from fluster_services.worker.contract.container import OWN_MINOR
+from fluster_services.worker.contract.faults import BuildError, BuildOutput
 from fluster_services.worker.environments.folder_cache import FolderCache, in_thread
 from fluster_services.worker.environments.interpreters import (
     TaskPython,

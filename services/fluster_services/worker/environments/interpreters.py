@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fluster_bus.messages import EnvironmentConfig
-from fluster_services.worker.contract.build_output import BuildError
+from fluster_services.worker.contract.faults import BuildError
 from fluster_services.worker.environments.folder_cache import FolderCache
 
 _INTERPRETERS_OWN = re.compile(r"/(site|dist)-packages$|/python3\.\d+(/lib-dynload)?$|/python3\d+\.zip$")

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fluster_services.worker.contract.attempt_directory import INHERITED_VARIABLES
-from fluster_services.worker.contract.build_output import MAX_LINE_BYTES, BuildError, BuildOutput, without_codes
+from fluster_services.worker.contract.faults import MAX_LINE_BYTES, BuildError, BuildOutput, without_codes
 from fluster_services.worker.contract.spool import LineCutter
-from fluster_services.worker.linux.programs import find_program
+from fluster_services.worker.linux.processes import find_program
 
 _READ_BYTES = 64 << 10
 _ASKED_S = 10.0

@@ -1,4 +1,7 @@
-"""Gives one worker's GPUs to its tasks, and sees to it that none is given that others have, or that is of no use."""
+"""Gives one worker's GPUs to its tasks, and sees to it that none is given that others have, or that is of no use.
+
+Why a GPU is given to no task for the time being is decided by pure functions, which get what was read.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fluster_services.worker.gpus.holders import Holder, described, look_for, parse_note, why_not_gone
-from fluster_services.worker.gpus.inventory import Gpu, GpuInventory, GpuProcess
-from fluster_services.worker.gpus.judgement import by_id, named, why_missing, why_unwell
+from fluster_services.worker.gpus.inventory import (
+    ORDER,
+    VISIBLE_VARIABLE,
+    Gpu,
+    GpuInventory,
+    GpuProcess,
+    MaskStyle,
+    mask,
+)
 from fluster_services.worker.gpus.locks import GpuLock, GpuTakenError, find_lock_folder, lock_path
-from fluster_services.worker.gpus.mask import ORDER, VISIBLE_VARIABLE, MaskStyle, mask
-from fluster_services.worker.gpus.reader import GpuReader
+from fluster_services.worker.gpus.reader import GpuReader, is_named
 
 log = logging.getLogger(__name__)
 
@@ -205,3 +214,37 @@ class GpuCustody:
             return f"who held it last cannot be known: remove {path} once nothing of it uses the GPU"
         why = why_not_gone(holder, look_for(holder, processes, self._has_container))
         return None if why is None else f"{why}: end it, or remove {path} once nothing of it uses the GPU"
+
+
+def by_id(inventory: GpuInventory, name: str) -> Gpu | None:
+    """The GPU, or instance, that a worker knows by this id: its UUID, or its index where that was given by hand."""
+    found = [gpu for gpu in inventory.gpus if is_named(gpu, name)]
+    return found[0] if len(found) == 1 else None
+
+
+def why_unwell(gpu: Gpu) -> str | None:
+    """Why a GPU is of no use; None while it is well."""
+    if gpu.fault:
+        return gpu.fault
+    if gpu.is_divided:
+        return (
+            "it is divided into instances (MIG) and of no use as a whole: restart the worker, which then offers those"
+        )
+    if gpu.uncorrected_errors:
+        return (
+            f"its memory had {gpu.uncorrected_errors} errors that could not be corrected (ECC): stop what uses it, and run "
+            f"`nvidia-smi --gpu-reset -i {gpu.index}`"
+        )
+    return None
+
+
+def why_missing(inventory: GpuInventory) -> str:
+    """Why a GPU that was there is not among those that were read."""
+    return inventory.trouble or "the driver does not find it any more: restart the machine"
+
+
+def named(gpu: Gpu | None, name: str) -> str:
+    """A GPU in the words of a message."""
+    if gpu is None:
+        return f"GPU {name}"
+    return f"GPU {gpu.index} ({gpu.uuid})" if gpu.uuid and not gpu.parent else f"GPU {gpu.uuid or gpu.index}"

@@ -1,4 +1,7 @@
-"""What was read of a machine's GPUs. A value that the driver does not tell is None."""
+"""What was read of a machine's GPUs, and what a task finds in its environment of those that are its own.
+
+A value that the driver does not tell is None.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,14 @@ Source = Literal["nvml", "nvidia-smi", "none"]
 MAX_GPUS = 64  # of one machine: more are not read
 MAX_INSTANCES = 16  # of one GPU that is divided
 MAX_PROCESSES = 256  # on one GPU
+MASK_VARIABLE = "FLUSTER_GPU_MASK"
+UUIDS_VARIABLE = "FLUSTER_GPU_UUIDS"
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+MaskStyle = Literal["index", "uuid"]
+MASK_STYLES: tuple[MaskStyle, ...] = ("index", "uuid")
+# By default CUDA counts the fastest first, which is another order on a machine with several models.
+ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+NO_GPU = {VISIBLE_VARIABLE: "", **ORDER}
 
 
 @dataclass(frozen=True)
@@ -83,3 +94,17 @@ def gpu_from_json(data: Mapping[str, Any]) -> Gpu:
     processes: Sequence[Mapping[str, Any]] | None = data["processes"]
     known = None if processes is None else tuple(GpuProcess(**each) for each in processes)
     return Gpu(**{**data, "processes": known})
+
+
+def mask_style(text: str | None) -> MaskStyle:
+    """The style that FLUSTER_GPU_MASK names. Raises ValueError."""
+    for style in MASK_STYLES:
+        if style == (text or MASK_STYLES[0]):
+            return style
+    raise ValueError(f"{MASK_VARIABLE}={text!r} is not known: choose {', '.join(MASK_STYLES)}")
+
+
+def mask(gpus: Sequence[Gpu], style: MaskStyle) -> dict[str, str]:
+    """Variables for a task that has these GPUs. By index, since some programs cannot read UUIDs; instances have no index."""
+    names = [gpu.uuid if gpu.uuid and (gpu.parent or style == "uuid") else str(gpu.index) for gpu in gpus]
+    return {VISIBLE_VARIABLE: ",".join(names), **ORDER, UUIDS_VARIABLE: ",".join(gpu.uuid for gpu in gpus)}

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from fluster_services.worker.contract.build_output import MAX_LINE_BYTES, BuildError, BuildOutput, without_codes
 from fluster_services.worker.contract.config import ContainerSettings
+from fluster_services.worker.contract.faults import MAX_LINE_BYTES, BuildError, BuildOutput, without_codes
 from fluster_services.worker.contract.spool import LineCutter
 from fluster_services.worker.engine.engine import EngineError, asked
 from fluster_services.worker.environments.environments import Listener, Needs

@@ -38,9 +38,7 @@ from fluster_services.worker.contract.attempt_directory import (
 )
 from fluster_services.worker.contract.task_errors import read_task_error, task_error
 from fluster_services.worker.gpus.locks import GpuTakenError
-from fluster_services.worker.keeper.disk_watch import DiskWatch
-from fluster_services.worker.keeper.fence import Fence
-from fluster_services.worker.keeper.held_gpus import HeldGpus
+from fluster_services.worker.keeper.bounds import DiskWatch, Fence, HeldGpus, MemoryBound
 from fluster_services.worker.keeper.worker_link import Standing, WorkerLink
 from fluster_services.worker.linux import cgroups
 from fluster_services.worker.linux.killing import Killing, kill_descendants
@@ -50,9 +48,9 @@ from fluster_services.worker.linux.processes import (
     become_subreaper,
     close_fds_except,
     descendants,
-    oom_kill_count,
     reset_signals,
     set_process_name,
+    signal_pipe,
 )
 from fluster_services.worker.linux.timers import Timers
 from fluster_services.worker.task.progress_pipe import ProgressWatch
@@ -116,7 +114,7 @@ class _Keeper:
         self._flushed = 0
         self._status: int | None = None  # of the main process, once it ended
         self._has_children = True
-        self._oom_kills: int | None = None
+        self._memory = MemoryBound(spec)
 
         self._reason: ExitReason = "exited"
         self._kill_reason: str | None = None
@@ -218,7 +216,7 @@ class _Keeper:
             note_start(self._task_pid, self._started_at, started_since_boot_s)
         except OSError as error:  # only missed if this process is killed
             self._complain(f"{KEEPER_FILE} cannot be written: {error}")
-        self._oom_kills = oom_kill_count()
+        self._memory.on_begun()
 
     def _watch_progress(self) -> ProgressWatch | None:
         try:
@@ -231,16 +229,8 @@ class _Keeper:
 
     def _watch_signals(self) -> None:
         reset_signals(KEEPER_SIGNALS)
-        read_end, write_end = os.pipe()
-        for fd in (read_end, write_end):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        self._watch(read_end, lambda: self._on_signal(read_end))
+        fd = signal_pipe(signal.SIGCHLD, signal.SIGTERM, ignored=(signal.SIGINT, signal.SIGHUP))
+        self._watch(fd, lambda: self._on_signal(fd))
 
     def _on_signal(self, fd: int) -> None:
         if signal.SIGTERM in os.read(fd, 4096):
@@ -336,8 +326,8 @@ class _Keeper:
             exit_code=code if code >= 0 else None,
             signal=number,
             error=error,
-            oom=self._was_out_of_memory(number),
-            memory_limit=self._spec.limits.memory if container.get("oom") else self._exceeded_memory_limit(),
+            oom=self._reason == "exited" and self._memory.was_machine_short(number),
+            memory_limit=self._spec.limits.memory if container.get("oom") else self._memory.exceeded_limit(),
             disk_limit=self._disk.full_limit() if code else None,
             surviving_pids=survivors,
             result_bytes=result.size,
@@ -385,10 +375,6 @@ class _Keeper:
         """What the task said through its pipe since the disk had no room for that file."""
         return self._progress.words.get(name) if self._progress is not None else None
 
-    def _exceeded_memory_limit(self) -> int | None:
-        limit = self._spec.limits.memory
-        return limit if limit and cgroups.was_over_memory(self._spec.groups, limit) else None
-
     def _remove_groups(self) -> None:
         if not cgroups.remove(self._spec.groups):  # the kernel may take a moment to see that all have left
             self._timers.set("groups", time.monotonic() + _RECORD_RETRY_S, self._remove_groups)
@@ -397,13 +383,6 @@ class _Keeper:
         _complain_here()
         self._has_complained = True
         sys.stderr.write(f"{self._spec.key}: {what}\n")
-
-    def _was_out_of_memory(self, number: int | None) -> bool | None:
-        # The machine's count has the kills of all: of a container, the engine itself tells why it ended.
-        if number != signal.SIGKILL or self._reason != "exited" or self._spec.container is not None:
-            return False
-        count = oom_kill_count()
-        return None if count is None or self._oom_kills is None else count > self._oom_kills
 
     def _write_record(self, record: ExitRecord) -> None:
         try:

@@ -16,8 +16,8 @@ from pathlib import Path
 from fluster_bus.messages import JobStatus, WorkerId
 from fluster_services.capacity import describe_bytes
 from fluster_services.config import DiskLimits
-from fluster_services.worker.contract.build_output import BuildError
 from fluster_services.worker.contract.faults import (
+    BuildError,
     LaunchError,
     WorkerFaultError,
     is_no_room,

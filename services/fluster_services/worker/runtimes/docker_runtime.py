@@ -31,15 +31,16 @@ from fluster_services.worker.contract.container import (
     STATE_LABEL,
     Container,
     Wanted,
+    checked_mounts,
     create_body,
     given_libraries,
     own_libraries,
+    secret_places,
 )
 from fluster_services.worker.contract.faults import WorkerFaultError
 from fluster_services.worker.contract.runtime import Runtime
 from fluster_services.worker.engine.engine import EngineError, NotThereError, asked, connect, data_folder, told
 from fluster_services.worker.engine.images import Images
-from fluster_services.worker.engine.mounts import checked_mounts, secret_places
 from fluster_services.worker.environments.interpreters import without_interpreters_own
 from fluster_services.worker.keeper.template import TemplateHandle
 from fluster_services.worker.linux.cgroups import Enforcer

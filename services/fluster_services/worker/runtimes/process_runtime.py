@@ -30,7 +30,7 @@ from fluster_services.worker.contract.attempt_directory import (
     to_json,
 )
 from fluster_services.worker.contract.faults import AlreadyStartedError, LaunchError, WorkerFaultError
-from fluster_services.worker.keeper.disk_watch import INTERVAL_S
+from fluster_services.worker.keeper.bounds import INTERVAL_S
 from fluster_services.worker.keeper.template import TemplateDiedError, TemplateHandle
 from fluster_services.worker.linux.cgroups import Enforcer
 from fluster_services.worker.linux.limits import group_name, groups

@@ -33,8 +33,7 @@ from fluster_services.worker.contract.faults import NO_ROOM, AlreadyStartedError
 from fluster_services.worker.contract.runtime import Exited, Progressed, Spooled
 from fluster_services.worker.contract.spool import SpoolRecord, SpoolRun, read_spool_end, read_spool_runs
 from fluster_services.worker.engine.engine import EngineError, asked, remove_container
-from fluster_services.worker.keeper.keeper_notes import exit_note, exit_record, start_note
-from fluster_services.worker.keeper.leftovers import kill_leftovers
+from fluster_services.worker.keeper.leftovers import exit_note, exit_record, kill_leftovers, start_note
 from fluster_services.worker.linux import cgroups
 from fluster_services.worker.runtimes.idle_keepers import IdleKeepers
 

@@ -45,8 +45,8 @@ from fluster_services.worker.linux.processes import (
     handled_signals,
     reset_signals,
     set_process_name,
+    spawn,
 )
-from fluster_services.worker.linux.programs import spawn
 from fluster_services.worker.task.interpreter_end import end_interpreter
 from fluster_services.worker.task.progress_pipe import leave_word
 from fluster_services.worker.task.task_result import finished, keep_result
