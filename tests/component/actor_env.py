@@ -301,7 +301,7 @@ def sharing_nothing() -> Iterator[None]:
     """As on another machine: what is made meanwhile can share no memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(arenas.SIZE_VARIABLE, "0")
-        patch.setattr(arenas, "_here", arenas._Here())
+        patch.setattr(arenas, "_here", arenas.ProcessMemory())
         yield
 
 

@@ -16,6 +16,7 @@ from fluster_bus.storage.feeds import Feed
 from fluster_services.config import Timing
 from fluster_services.controller.controller import Controller, ControllerConfig
 from tests.component.toy_worker import ToyWorker
+from tests.insides import nats_client_of
 from tests.waiting import wait_until_async
 
 NS = Namespace("default")
@@ -71,7 +72,7 @@ class RunningController:
             raise AssertionError("the controller ended by itself")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await self.bus._nats.close()
+        await nats_client_of(self.bus).close()
         await self.bus.close()
         self.controller.job_index.sanity_check()
         self.controller.dispatch.scheduler.sanity_check()

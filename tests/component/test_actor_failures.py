@@ -12,6 +12,7 @@ from fluster.cluster import AsyncCluster
 from fluster.errors import ActorNotFoundError, ActorTimeoutError, MailboxFullError, RemoteError
 from fluster_bus.core.roles import Role
 from tests.component.actor_env import TIMEOUT_S, Env, Gate
+from tests.insides import caller_of
 from tests.waiting import wait_until
 
 
@@ -161,7 +162,7 @@ def test_what_one_client_has_out_is_bounded_with_what_waits_for_room(
     strait.is_entered()
     futures.append(pool.submit(wait=True).take(payload))  # is in the mailbox
     futures.append(pool.submit(wait=True).take(payload))  # waits for room in it
-    router = pool.asynchronous._caller._router
+    router = caller_of(pool).router
     wait_until(lambda: (router.bytes_out > 800, router.bytes_turned_away > 400) == (True, True))
     with pytest.raises(MailboxFullError, match="of this client's calls are not answered yet"):
         pool.submit(wait=True).take(b"").result(TIMEOUT_S)

@@ -32,10 +32,10 @@ def test_large_arguments_and_results_lie_in_memory_that_is_shared(either: Env | 
     results += pool.broadcast().echo(data).results(TIMEOUT_S)
     assert [bytes(result.data) for result in results] == [data.data] * 4
     assert all(result.data.readonly for result in results)
-    arena = arenas._here._own()
-    assert arena._lent
+    arena = arenas.here().own()
+    assert arena.lent()
     del results
-    wait_until(lambda: arena.tidy(time.monotonic()) and not arena._lent, describe=lambda: arena._lent)
+    wait_until(lambda: arena.tidy(time.monotonic()) and not arena.lent(), describe=arena.lent)
 
 
 def test_receivers_elsewhere_get_the_bytes_themselves(shared: Env) -> None:

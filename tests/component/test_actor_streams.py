@@ -23,6 +23,7 @@ from fluster_bus.core import subjects
 from fluster_bus.core.errors import ClosedError, ObjectTooLargeError
 from fluster_bus.core.roles import Role
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, sharing_nothing
+from tests.insides import served_by
 from tests.waiting import wait_until
 
 WINDOW = 4
@@ -345,7 +346,7 @@ def test_a_stream_at_which_nobody_ever_looks_is_closed(shared: Env, kind: type[S
     opened = threading.Event()
     getattr(shared.pool(name).submit(), endless)().add_done_callback(lambda _future: opened.set())
     assert opened.wait(TIMEOUT_S)
-    (served,) = server._actors  # a generator that was closed before it began reports nothing
+    (served,) = served_by(server)  # a generator that was closed before it began reports nothing
     wait_until(lambda: not served.actor.streams.all())
 
 

@@ -15,6 +15,7 @@ from fluster.actors import ActorPool, ActorServer, actor, every
 from fluster.actors.server.supervision import RestartBudget
 from fluster.errors import ActorDiedError, ActorFailedError, ActorGivenUpError
 from tests.component.actor_env import TIMEOUT_S, Env, Gate
+from tests.insides import caller_of
 from tests.missed_signals import missed_signal
 from tests.waiting import wait_until_async
 
@@ -111,7 +112,7 @@ class Served:
 
     async def flush(self) -> None:
         """Return when all calls so far are with the server, and so before whatever the actor hears next."""
-        caller = self.pool.asynchronous._caller
+        caller = caller_of(self.pool)
         await wait_until_async(lambda: not caller.is_sending)
         await self.pool.asynchronous.cluster.bus.flush()
 

@@ -15,6 +15,7 @@ from fluster.actors import ActorContext, ActorServer, actor, every
 from fluster.errors import ActorFailedError
 from tests.component.actor_env import TIMEOUT_S, Env, Gate, MemoryEnv
 from tests.component.test_actors import plain
+from tests.insides import served_by
 from tests.waiting import wait_until
 
 
@@ -67,7 +68,7 @@ async def test_methods_run_again_and_again_until_the_actor_ends(shared: Env, cap
     assert 1 <= failed["num_errors"] <= failed["num_requests"] <= failed["num_errors"] + 1  # one may be under way
     assert failed["last_error"] == "ValueError: every time"
     assert any("beating.every-_fail failed" in record.message and record.exc_info for record in caplog.records)
-    assert all(timer._alarm is None and timer.idle.is_set() for timer in server._actors[0].actor.timers)
+    assert all(timer._alarm is None and timer.idle.is_set() for timer in served_by(server)[0].actor.timers)
 
 
 class Slow(Gate):
@@ -83,7 +84,7 @@ def test_runs_take_their_turn_and_never_pile_up(either: Env | MemoryEnv) -> None
     either.pass_time(0.01)
     slow.is_entered()
     either.pass_time(0.05)
-    timer = server._actors[0].actor.timers[0]
+    timer = served_by(server)[0].actor.timers[0]
     wait_until(lambda: timer.counts.data["skipped"] >= 5)
     call = pool.submit().wait()
     slow.opened.set()

@@ -43,6 +43,7 @@ from fluster_bus.core.errors import ClosedError
 from fluster_bus.core.roles import Role
 from fluster_bus.direct.line import Line
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Calculator, Env, Gate, MemoryEnv
+from tests.insides import caller_of, served_by
 from tests.waiting import wait_until
 
 # ---- what a call gives ----------------------------------------------------------------------------------
@@ -400,7 +401,7 @@ def test_a_lost_connection_ends_what_is_out_and_what_comes_after_waits_for_the_n
 
 def is_cut_off(pool: ActorPool[Any]) -> bool:
     """True once the client has noticed that its connections are lost."""
-    caller = pool.asynchronous._caller
+    caller = caller_of(pool)
     return not caller._bus.connected and (caller.carried.lane is None or not caller.carried.lane.connected)
 
 
@@ -487,7 +488,7 @@ def test_a_broadcast_that_an_actor_missed_while_it_was_cut_off_ends(env: Env) ->
     with Cluster(address) as cut_off:
         env.serve("missed", here)
         server = env.serve("missed", away, cluster=cut_off)
-        lane = server._actors[0].lane
+        lane = served_by(server)[0].lane
         pool = env.pool("missed", size=2)
         env.portal.run(proxy.hold)
         env.portal.run(proxy.cut)

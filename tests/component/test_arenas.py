@@ -63,7 +63,7 @@ def lend(arena: Arena, text: str, size: int = MIB, *, until_taken: bool = False)
 def is_free(arena: Arena) -> bool:
     """All of it, by the books, after a look at what is over."""
     arena.tidy(time.monotonic())
-    return not arena._lent
+    return not arena.lent()
 
 
 # ---- held and let go ------------------------------------------------------------------------------------
@@ -135,16 +135,16 @@ def test_what_this_process_lends_it_can_hold_itself() -> None:
     own = value.arena
     del value
     own.tidy(time.monotonic())
-    assert span in own._lent.values()
+    assert span in own.lent()
     assert block.data.readonly
     view = block.data[10:15]
     del block
     own.tidy(time.monotonic())
     assert bytes(view) == b"hello"
-    assert span in own._lent.values()
+    assert span in own.lent()
     del view
     own.tidy(time.monotonic())
-    assert span not in own._lent.values()
+    assert span not in own.lent()
 
 
 # ---- passed on without an answer ------------------------------------------------------------------------
@@ -202,14 +202,14 @@ def test_a_sender_that_is_killed_takes_nothing_from_those_who_hold(peers: Callab
 
 
 def test_a_mapping_is_closed_when_it_was_not_used_for_a_while(peer: Peer) -> None:
-    arenas._here.mappings.tidy(time.monotonic() + 1_000)
+    arenas.here().mappings.tidy(time.monotonic() + 1_000)
     before = open_arenas()
     payload = payloads.held(peer.lend("a", "hello"))
     assert open_arenas() > before
-    assert arenas._here.mappings.tidy(time.monotonic() + 1_000), "it is held"
+    assert arenas.here().mappings.tidy(time.monotonic() + 1_000), "it is held"
     del payload
-    assert arenas._here.mappings.tidy(time.monotonic()), "it may be used again soon"
-    assert not arenas._here.mappings.tidy(time.monotonic() + 1_000)
+    assert arenas.here().mappings.tidy(time.monotonic()), "it may be used again soon"
+    assert not arenas.here().mappings.tidy(time.monotonic() + 1_000)
     assert open_arenas() == before
 
 
@@ -263,13 +263,13 @@ def test_without_room_the_payload_travels_in_the_message(peers: Callable[..., Pe
 
 def test_a_limit_of_the_process_bounds_what_it_lends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arenas, "_CGROUPS", tmp_path)
-    whole = arenas._size()
+    whole = arenas.lendable_bytes()
     (tmp_path / "memory.max").write_text("max\n")
-    assert arenas._size() == whole
+    assert arenas.lendable_bytes() == whole
     (tmp_path / "memory.max").write_text(f"{256 * MIB}\n")  # of a group that this process is in, or one above
-    assert arenas._size() == 64 * MIB
+    assert arenas.lendable_bytes() == 64 * MIB
     monkeypatch.setenv(arenas.SIZE_VARIABLE, "5MiB")
-    assert arenas._size() == 5 * MIB
+    assert arenas.lendable_bytes() == 5 * MIB
 
 
 def test_pages_go_back_to_the_system_when_nobody_used_them_for_a_while(arena: Arena, peer: Peer) -> None:
@@ -295,12 +295,12 @@ def _pages_kib(arena: Arena) -> int:
 def test_the_housekeeper_goes_when_there_is_nothing_left_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arenas, "_TICK_S", 0.001)
     monkeypatch.setattr(arena_module, "_COOL_S", 0.0)
-    here = arenas._Here()
+    here = arenas.ProcessMemory()
     for _ in range(3):
         lent = here.lend(Pickled([b"x" * 100_000], []), until_taken=False)
-        assert here._tidying
+        assert here.is_tidying
         del lent
-        wait_until(lambda: not here._tidying)
+        wait_until(lambda: not here.is_tidying)
     here.abandon()
 
 
@@ -316,7 +316,7 @@ def test_an_arena_is_private_and_keeps_its_size(arena: Arena) -> None:
 def test_another_user_is_elsewhere(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert peer.place() == arenas.place()
     monkeypatch.setattr("os.geteuid", lambda: 12_345)
-    assert arenas._place() != arenas.place()
+    assert arenas.measured_place() != arenas.place()
 
 
 def test_references_that_point_elsewhere_are_refused(arena: Arena, peer: Peer, peers: Callable[..., Peer]) -> None:

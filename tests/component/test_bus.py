@@ -33,6 +33,7 @@ from fluster_bus.messages import Done, LogBatch
 from fluster_bus.messages.parts.model import Message
 from fluster_bus.server import EmbeddedServer
 from tests.component.conftest import ConnectBus, freeze_server, kill_server
+from tests.insides import nats_client_of
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
@@ -82,7 +83,7 @@ async def test_nobody_answers(bus: Bus, subject: str) -> None:
     with pytest.raises(RequestTimeoutError, match=subject) as raised:
         await bus.request(subject, timeout_s=0.05)
     assert isinstance(raised.value, TimeoutError)
-    assert bus._replies._waiting == {}
+    assert bus.awaited_replies == 0
 
 
 async def test_an_answer_after_the_timeout_is_dropped(bus: Bus, subject: str) -> None:
@@ -104,7 +105,7 @@ async def test_a_cancelled_request_leaves_nothing(bus: Bus, subject: str) -> Non
     request.cancel()
     with pytest.raises(asyncio.CancelledError):
         await request
-    assert bus._replies._waiting == {}
+    assert bus.awaited_replies == 0
 
 
 async def test_what_the_server_forbids_is_said_at_once(shared_server: EmbeddedServer, connect_bus: ConnectBus) -> None:
@@ -119,7 +120,7 @@ async def test_what_the_server_forbids_is_said_at_once(shared_server: EmbeddedSe
 async def test_a_message_over_the_limit(bus: Bus, subject: str) -> None:
     with pytest.raises(MessageTooLargeError, match=f"{bus.max_payload + 1:,} bytes"):
         await bus.request(subject, b"x" * (bus.max_payload + 1))
-    assert bus._replies._waiting == {}
+    assert bus.awaited_replies == 0
 
 
 async def test_a_service_that_comes_up_is_waited_for(bus: Bus, subject: str) -> None:
@@ -364,7 +365,7 @@ async def test_a_connection_that_the_server_ended_for_good_says_so(
     await bus.subscribe("silent", asked.put_nowait)
     asking = asyncio.create_task(bus.request("silent", timeout_s=LONG_S))
     await asked.get()
-    await bus._nats._process_err("'User Authentication Expired'")  # as the server words it
+    await nats_client_of(bus)._process_err("'User Authentication Expired'")  # as the server words it
     async with asyncio.timeout(SOON_S):
         with pytest.raises(DisconnectedError):
             await asking

@@ -12,6 +12,7 @@ from fluster_bus.core import buckets
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import Namespace
 from fluster_bus.server import EmbeddedServer
+from tests.insides import nats_client_of
 from tests.waiting import wait_until, wait_until_async
 
 pytestmark = pytest.mark.anyio
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.anyio
 async def test_in_the_very_moment_of_the_answer(bus: Bus, namespace: Namespace) -> None:
     asking = asyncio.create_task(bus.jetstream.stream_info(buckets.events_stream(namespace)))
     await asyncio.sleep(0)  # it is asked, and the answer cannot be there
-    (answer,) = bus._nats._resp_map.values()
+    (answer,) = nats_client_of(bus)._resp_map.values()
     answer.set_result(None)
     asking.cancel()
     await asyncio.wait({asking})
@@ -44,14 +45,14 @@ async def test_at_any_turn_of_connecting(shared_server: EmbeddedServer) -> None:
 
 
 def _local_port(bus: Bus) -> int:
-    writer = bus._nats.stream._writer
+    writer = nats_client_of(bus).stream._writer
     assert writer is not None
     port: int = writer.get_extra_info("sockname")[1]
     return port
 
 
 def _is_closing(bus: Bus) -> bool:
-    writer = bus._nats.stream._writer
+    writer = nats_client_of(bus).stream._writer
     return writer is not None and writer.is_closing()
 
 

@@ -188,7 +188,7 @@ async def test_whoever_asks_a_server_that_does_not_answer_is_told(
     cluster = await AsyncCluster.connect(address)
     freeze_server(own_server)
     waiting = {name: asyncio.create_task(awaited(call, cluster)) for name, call in ASKS.items()}
-    await wait_until_async(lambda: len(cluster.bus._replies._waiting) >= len(ASKS))
+    await wait_until_async(lambda: cluster.bus.awaited_replies >= len(ASKS))
     closing = asyncio.create_task(cluster.close())
     outcomes = await outcomes_of(waiting)
     thaw_server(own_server)

@@ -36,6 +36,7 @@ from fluster_bus.storage import streams
 from fluster_bus.storage.stored_calls import StoredCall, calls_feed, store_call
 from fluster_bus.storage.tables import Table
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, Gate
+from tests.insides import caller_of
 from tests.waiting import wait_until, wait_until_async
 
 
@@ -257,7 +258,7 @@ def test_a_call_is_not_run_after_its_deadline(shared: Env) -> None:
 
 def wait_stored(pool: ActorPool[Any], calls: int) -> None:
     """Return when so many calls of the pool's client are stored, and not answered."""
-    stored = pool.asynchronous._caller._stored
+    stored = caller_of(pool).stored
     wait_until(lambda: len(stored._out) == calls and stored._storing is None)
 
 
@@ -659,7 +660,7 @@ def test_a_call_whose_acknowledgement_was_lost_is_run_once(
         tries.append(await store_call(*args, **more))
         if len(tries) == 1:
             if cut:
-                pool.asynchronous._caller._stored.on_disconnected()
+                caller_of(pool).stored.on_disconnected()
             raise DisconnectedError("the acknowledgement is lost")
         return tries[-1]
 

@@ -21,6 +21,7 @@ from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError
 from fluster_bus.core.errors import ClosedError
 from fluster_bus.core.roles import Role
 from tests.component.actor_env import TIMEOUT_S, Calculator, Env, Gate
+from tests.insides import caller_of, served_by
 from tests.missed_signals import missed_ctrl_c
 from tests.waiting import wait_until
 
@@ -52,7 +53,7 @@ each_way = pytest.mark.parametrize("via", WAYS, ids=[via.name for via in WAYS])
 
 def carried(pool: ActorPool[Any]) -> dict[int, Any]:
     """The calls that are out on the lane."""
-    lane = pool.asynchronous._caller.carried.lane
+    lane = caller_of(pool).carried.lane
     return lane._out if lane is not None else {}
 
 
@@ -64,12 +65,12 @@ def press_ctrl_c() -> None:
 
 def may_be_offered(pool: ActorPool[Any]) -> bool:
     """Whether a broadcast may wait for the thread that submitted it."""
-    caller = pool.asynchronous._caller
-    return caller._arrivals._alarm is not None and caller.carried._free_lane() is not None
+    caller = caller_of(pool)
+    return caller.arrivals._alarm is not None and caller.carried.free_lane() is not None
 
 
 def wait_until_out(pool: ActorPool[Any], count: int) -> None:
-    wait_until(lambda: len(carried(pool)) + len(pool.asynchronous._caller._router.out()) == count)
+    wait_until(lambda: len(carried(pool)) + len(caller_of(pool).router.out()) == count)
 
 
 def goes_through(pool: ActorPool[Any]) -> bool:
@@ -103,7 +104,7 @@ def test_a_call_that_is_alone_goes_over_the_lane_and_one_behind_others_does_not(
     shared.serve(f"alone-{via.name}", actor)
     pool = shared.pool(f"alone-{via.name}")
     target = via.of(pool)
-    wait_until(lambda: pool.asynchronous._caller.carried.lane.connected)  # type: ignore[union-attr]
+    wait_until(lambda: caller_of(pool).carried.lane.connected)  # type: ignore[union-attr]
     alone = in_thread(target.call().wait)
     actor.is_entered()
     assert len(carried(pool)) == 1
@@ -159,7 +160,7 @@ def test_a_pool_made_while_the_last_of_its_name_is_being_given_up_keeps_its_call
     cluster = shared.cluster()
     first: ActorPool[Any] = ActorPool(cluster, "given-up")
     first.wait_for_size(1, TIMEOUT_S)
-    caller = first.asynchronous._caller
+    caller = caller_of(first)
     wait_until(lambda: caller.carried.lane.connected)  # type: ignore[union-attr]
     is_held, let_go = threading.Event(), threading.Event()
 
@@ -193,7 +194,7 @@ def test_calls_end_with_their_actor_their_pool_and_their_client(shared: Env, via
         reader = in_thread(target.call().wait)
         actor.is_entered()
         waiting = [in_thread(target.call().wait) for _ in range(3)]
-        mailbox = server._actors[0].actor._groups[None].mailbox
+        mailbox = served_by(server)[0].actor._groups[None].mailbox
         wait_until(lambda mailbox=mailbox: len(mailbox) == 4)  # type: ignore[misc]  # otherwise they find no actor
         if end == "actor":
             server.shutdown(timeout=0.01)
@@ -216,7 +217,7 @@ def test_what_an_actor_answered_before_it_ended_arrives(shared: Env, via: Via) -
         target.call().add(1)
         calls = [in_thread(target.call().wait) for _ in range(4)]
         actor.is_entered()
-        mailbox = server._actors[0].actor._groups[None].mailbox
+        mailbox = served_by(server)[0].actor._groups[None].mailbox
         wait_until(lambda mailbox=mailbox: len(mailbox) == 4)  # type: ignore[misc]
         ending = in_thread(server.shutdown)
         wait_until(lambda pool=pool: pool.size == 0)  # type: ignore[misc]
@@ -228,12 +229,12 @@ def test_what_an_actor_answered_before_it_ended_arrives(shared: Env, via: Via) -
 def test_a_call_to_an_actor_that_is_gone_goes_to_another(shared: Env) -> None:
     shared.serve("moves-on", Calculator(), Calculator())
     pool = shared.pool("moves-on", size=2)
-    caller = pool.asynchronous._caller
+    caller = caller_of(pool)
     member = pool.members()[0]
     gone = replace(member, address=f"{member.address}-gone")
 
     async def pretend() -> None:
-        caller._router.on_member("moves-on", gone)
+        caller.router.on_member("moves-on", gone)
 
     targets: list[Any] = [pool, *map(pool.on, range(10))]
     for each in targets:  # some of which are the gone member's
@@ -251,7 +252,7 @@ def test_a_call_to_one_member_is_alone_when_others_are_busy(shared: Env) -> None
     first, second = pool.members()
     assert pool.to(first).call().add(1) == 2
     busy = pool.to(first).submit().wait()
-    wait_until(lambda: not pool.asynchronous._caller.is_sending)
+    wait_until(lambda: not caller_of(pool).is_sending)
     alone = in_thread(pool.to(second).call().wait)
     wait_until_out(pool, 2)
     assert len(carried(pool)) == 1
@@ -296,7 +297,7 @@ def entered(*actors: Gate) -> None:
 @contextlib.contextmanager
 def busy_loop(pool: ActorPool[Any]) -> Iterator[None]:
     """Meanwhile the client's loop comes to nothing."""
-    caller = pool.asynchronous._caller
+    caller = caller_of(pool)
     wait_until(lambda: caller.carried.lane is not None and caller.carried.lane.connected and not caller.is_sending)
     busy, free = threading.Event(), threading.Event()
 
@@ -578,8 +579,8 @@ def test_ctrl_c_at_any_moment_leaves_a_client_that_works(shared: Env, ctrl_c: Ct
 def test_what_is_lent_is_carried_as_well(shared: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     shared.serve("lent", Calculator())
     pool = shared.pool("lent")
-    wait_until(lambda: goes_through(pool) and pool.asynchronous._caller.carried._free_lane() is not None)
-    monkeypatch.setattr(pool.asynchronous._caller._arrivals, "put", None)  # nothing goes the other way
+    wait_until(lambda: goes_through(pool) and caller_of(pool).carried.free_lane() is not None)
+    monkeypatch.setattr(caller_of(pool).arrivals, "put", None)  # nothing goes the other way
     data = bytes(3_000_000)
     assert [pool.call().echo(data) == data for _ in range(5)] == [True] * 5
 

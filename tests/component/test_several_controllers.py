@@ -35,6 +35,7 @@ from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.controller.leading.seat import DeposedError
 from tests.component.conftest import ConnectBus, kill_server
 from tests.component.toy_worker import GIB, STAY_RUNNING, SUCCEED, Plan, ToyWorker
+from tests.insides import nats_client_of
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
@@ -71,7 +72,7 @@ class Member:
 
     async def vanish(self) -> None:
         """As SIGKILL takes it: nothing is said."""
-        await self.bus._nats.close()
+        await nats_client_of(self.bus).close()
         await self.leave()
 
     async def leave(self) -> None:

@@ -22,6 +22,7 @@ from fluster_bus.core.roles import Role
 from fluster_bus.messages import ActorSeat, EndpointId
 from fluster_bus.storage.streams import seats_table
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, Gate, MemoryEnv
+from tests.insides import served_by
 from tests.waiting import wait_until
 
 LEASE_S = 3.0  # a busy machine holds a process up for part of it
@@ -175,7 +176,7 @@ def test_a_seat_that_nobody_else_took_is_kept_after_an_interruption(env: Env) ->
         server = ActorServer(served)
         server.register("interrupted", Only(Gate()))
         server.serve_background()
-        (instance,) = server._actors
+        (instance,) = served_by(server)
         seat = instance.actor.seat
         assert seat is not None
         env.portal.run(proxy.hold)
@@ -197,7 +198,7 @@ def test_one_that_cannot_tell_that_it_lives_runs_and_answers_nothing(env: Env) -
         only = Only(gate)
         server.register("cut-off", only)
         server.serve_background()
-        (instance,) = server._actors
+        (instance,) = served_by(server)
         assert instance.lane is not None
         seat = instance.actor.seat
         assert seat is not None
@@ -231,7 +232,7 @@ def test_a_call_that_comes_to_one_that_is_cut_off_is_not_run(env: Env) -> None:
         only = Only(Gate())
         server.register("idle", only)
         server.serve_background()
-        (instance,) = server._actors
+        (instance,) = served_by(server)
         seat = instance.actor.seat
         assert seat is not None
         pool = env.pool("idle")

@@ -20,6 +20,7 @@ from fluster_bus.storage import submissions as submissions_module
 from fluster_bus.storage.streams import append
 from fluster_bus.storage.submissions import Submission, submissions
 from tests.component.conftest import ConnectBus, kill_server
+from tests.insides import nats_client_of
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
@@ -161,7 +162,7 @@ async def test_a_restart_of_the_server_loses_none(
 
 async def _answers(service: Bus) -> bool:
     try:
-        await service._nats.jetstream(timeout=2).stream_info(buckets.SUBMIT_STREAM)
+        await nats_client_of(service).jetstream(timeout=2).stream_info(buckets.SUBMIT_STREAM)
     except (nats.errors.Error, TimeoutError):
         return False
     return True

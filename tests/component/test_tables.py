@@ -33,6 +33,7 @@ from fluster_bus.storage.stored_calls import store_call
 from fluster_bus.storage.streams import append
 from fluster_bus.storage.tables import Deleted, Row, Table
 from tests.component.conftest import ConnectBus
+from tests.insides import nats_client_of
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
@@ -282,14 +283,14 @@ async def test_a_slow_reader_reads_on_from_the_stream(notes: Table[Note], monkey
 
 
 async def test_a_watch_that_is_left_leaves_nothing(bus: Bus, namespace: Namespace, notes: Table[Note]) -> None:
-    before = bus._nats.stats["in_msgs"]
+    before = nats_client_of(bus).stats["in_msgs"]
     async with aclosing(notes.watch()) as watch:
         assert await _next(watch) == CaughtUp()
         callbacks = len(bus._on_reconnect)
     assert len(bus._on_reconnect) == callbacks - 1
-    subscriptions = {each.subject for each in bus._nats._subs.values()}
+    subscriptions = {each.subject for each in nats_client_of(bus)._subs.values()}
     assert subjects.watch_jobs(namespace) not in subscriptions
-    assert bus._nats.stats["in_msgs"] > before
+    assert nats_client_of(bus).stats["in_msgs"] > before
 
 
 @pytest.mark.parametrize("stopped", ["SIGTERM", "SIGKILL"])

@@ -26,6 +26,7 @@ from fluster_bus.messages import Done, NamespaceReply
 from fluster_bus.provisioning.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer
 from tests.component.actor_env import TIMEOUT_S, Gate
+from tests.insides import caller_of
 
 OURS, THEIRS = "default", "other"
 NUMBERS = [*range(-40, 41), 10**6, -(10**6)]  # those of messages are counted from one, both ways
@@ -147,7 +148,7 @@ def _call(pool: ActorPool[Any], way: str) -> object:
 
 def read_all(pool: ActorPool[Any]) -> None:
     """Return when the caller has read what the server has for it by now, on both of its connections."""
-    caller = pool.asynchronous._caller
+    caller = caller_of(pool)
     read = threading.Event()
     caller.carried.when_seen(read.set)
     assert read.wait(TIMEOUT_S)

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -171,26 +171,26 @@ class Bucket:
     async def copies(self) -> int:
         return self.servers
 
-    async def _be_stopped(self) -> None:
+    async def be_stopped(self) -> None:
         for _ in range(self.dice.choice((0, 0, 1, 2, 5, 30))):
             await asyncio.sleep(0)
 
     async def get(self, _key: str) -> Row[Any] | None:
-        await self._be_stopped()
+        await self.be_stopped()
         row = self.row
-        await self._be_stopped()
+        await self.be_stopped()
         return row
 
     async def update(self, key: str, value: Any, revision: int) -> int:
-        await self._be_stopped()
+        await self.be_stopped()
         if revision != (self.row.revision if self.row is not None else 0):
-            await self._be_stopped()
+            await self.be_stopped()
             raise RevisionConflictError(key)
         self.revision += 1
         self.row = Row(key, value, self.revision)
         self.on_stored(value)
         stored = self.revision
-        await self._be_stopped()
+        await self.be_stopped()
         return stored
 
 
@@ -223,13 +223,12 @@ class World:
                 clock_s += self.dice.choice((0.0, 0.5, 3.0, 10.0))
                 return clock_s
 
-            seat = Seat(_NO_BUS, SPACES, controller_id=f"c{number}", lease_s=LEASE_S, in_place=False, clock=clock)
-            seat._leaders, seat._fences = self.seat, self.fences  # type: ignore[assignment]
-            instance = seat._me.instance
-            seat._leadership.on_free(0, now=clock())
+            seat = seat_of(f"c{number}", self.seat, self.fences, clock=clock)
+            instance = seat.me.instance
+            seat.leadership.on_free(0, now=clock())
             try:
                 for _ in range(self.dice.randrange(2, 12)):
-                    await seat._look()
+                    await seat.look()
                     led = seat.leads
                     await seat.step()
                     if seat.leads and not led:
@@ -243,7 +242,7 @@ class World:
         """Write a verdict, as late as it may come."""
         namespace = self.dice.choice(SPACES)
         guard = seat.guard(namespace)
-        await self.seat._be_stopped()
+        await self.seat.be_stopped()
         row = self.fences[namespace].row
         if row is None or row.revision != guard.revision:
             self.void += 1
@@ -258,6 +257,19 @@ class World:
 
 
 _NO_BUS: Any = type("NoBus", (), {"spawn": None})()
+
+
+def seat_of(name: str, leaders: Bucket, fences: Any, *, clock: Callable[[], float], lease_s: float = LEASE_S) -> Seat:
+    return Seat(
+        _NO_BUS,
+        SPACES,
+        controller_id=name,
+        lease_s=lease_s,
+        in_place=False,
+        clock=clock,
+        leaders=cast("Any", leaders),
+        fences=fences,
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -294,17 +306,14 @@ def test_a_controller_that_was_stopped_before_it_read_the_fences_raises_none() -
     async def run() -> None:
         dice = random.Random(0)
         leaders, fences = Bucket(dice, lambda _value: None), Halting(dice, lambda _value: None)
-        seats = []
-        for name in ("stopped", "next"):
-            seat = Seat(_NO_BUS, SPACES[:1], controller_id=name, lease_s=LEASE_S, in_place=False, clock=lambda: 0.0)
-            seat._leaders, seat._fences = leaders, {SPACES[0]: fences}  # type: ignore[assignment,dict-item]
-            seats.append(seat)
-        stopped, next_ = seats
-        stopped._leadership.on_free(0, now=0)
+        stopped, next_ = (
+            seat_of(name, leaders, {SPACES[0]: fences}, clock=lambda: 0.0) for name in ("stopped", "next")
+        )
+        stopped.leadership.on_free(0, now=0)
         stepping = asyncio.create_task(stopped.step())
         await fences.reached.wait()
         assert leaders.row is not None
-        next_._leadership.on_free(leaders.row.revision, now=0)
+        next_.leadership.on_free(leaders.row.revision, now=0)
         await next_.step()
         assert next_.leads
         fences.may_go_on.set()
@@ -325,12 +334,11 @@ def test_a_machine_that_slept_gives_the_leader_its_whole_lease_and_then_takes_th
         def clock() -> float:
             return time.monotonic() - began + slept_s
 
-        seat = Seat(_NO_BUS, SPACES, controller_id="me", lease_s=lease_s, in_place=False, clock=clock)
         leaders = Bucket(random.Random(0), lambda _value: written.append(clock()))
-        seat._leaders, seat._fences = leaders, {}  # type: ignore[assignment]
+        seat = seat_of("me", leaders, {}, lease_s=lease_s, clock=clock)
         leaders.row, leaders.revision = Row("leader", Leader(controller_id="other", instance="o", since=0.0), 1), 1
-        seat._leadership.on_seat(1, instance="o", holder="other", now=clock())
-        keeping = asyncio.create_task(seat._keep())
+        seat.leadership.on_seat(1, instance="o", holder="other", now=clock())
+        keeping = asyncio.create_task(seat.keep())
         for _ in range(10):
             await asyncio.sleep(0)  # it waits for the end of the lease now
         slept_s = 1_000.0
@@ -345,14 +353,17 @@ def test_a_machine_that_slept_gives_the_leader_its_whole_lease_and_then_takes_th
 @pytest.mark.parametrize(("is_own", "is_kept_once"), [(True, True), (True, False), (False, True)])
 def test_a_leader_that_cannot_write_knows_by_reading_what_one_server_keeps(is_own: bool, is_kept_once: bool) -> None:
     leaders = Bucket(random.Random(0), lambda _value: None, servers=1 if is_kept_once else 3)
-    seat = Seat(_NO_BUS, SPACES, controller_id="me", lease_s=LEASE_S, in_place=False, clock=lambda: 10 * LEASE_S)
-    seat._leaders, seat._leads = leaders, True  # type: ignore[assignment]
-    seat._leadership.on_free(0, now=0)
-    seat._leadership.on_written(1, sent_at=0)
-    holder = seat._me if is_own else seat._me.model_copy(update={"instance": "another"})
-    leaders.row = Row("leader", holder, 1)
+    now = 0.0
+    seat = seat_of("me", leaders, {}, clock=lambda: now)
+    seat.leadership.on_free(0, now=0)
 
     async def has_led() -> bool:
+        nonlocal now
+        await seat.step()
+        assert seat.leads
+        now = 10 * LEASE_S
+        holder = seat.me if is_own else seat.me.model_copy(update={"instance": "another"})
+        leaders.row = Row("leader", holder, 1)
         try:
             async with asyncio.timeout(2):
                 await seat.wait_led_since()

@@ -71,9 +71,9 @@ class Keeper:
 def lent_bytes() -> int:
     """How much this process lends, after a look at what is over."""
     gc.collect()  # other tests of this process may have left something
-    own = arenas._here._own()
+    own = arenas.here().own()
     own.tidy(time.monotonic())
-    return sum(span.size for span in own._lent.values())
+    return sum(span.size for span in own.lent())
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_what_was_put_arrives_at_actors_jobs_and_workers(
 ) -> None:
     if not shared:
         monkeypatch.setenv(arenas.SIZE_VARIABLE, "0")
-        monkeypatch.setattr(arenas, "_here", arenas._Here())
+        monkeypatch.setattr(arenas, "_here", arenas.ProcessMemory())
     ref = cluster.put(Kept(b"x" * size))
     entrypoint = Entrypoint(callable=sizes_of, args=(ref,), kwargs={"second": ref, "refs": [ref]})
     job = cluster.launch(JobRequest(name=name, entrypoint=entrypoint))

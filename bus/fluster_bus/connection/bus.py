@@ -235,6 +235,11 @@ class Bus(Connection):
         return await self.subscribe(subject, service.on_delivery, queue=queue)
 
     @property
+    def awaited_replies(self) -> int:
+        """How many requests are out whose replies are awaited."""
+        return len(self._replies)
+
+    @property
     def jetstream(self) -> JetStreamContext:
         """nats-py's own view of streams, for the rest of this package."""
         return self._nats.jetstream(timeout=DEFAULT_TIMEOUT_S)

@@ -82,6 +82,9 @@ class Replies:
     def close(self, token: str) -> None:
         self._waiting.pop(token, None)
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     def deliver(self, delivery: Delivery) -> None:
         waiting = self._waiting.get(subjects.last_token(delivery.subject))
         if waiting is not None:  # else it came after its requester gave up

@@ -307,6 +307,11 @@ class Arena:
                 self._cool()
             return bool(self._lent or self._touched)
 
+    def lent(self) -> tuple[Span, ...]:
+        """What is lent now, or was and has not been found free yet."""
+        with self._lock:
+            return tuple(self._lent.values())
+
     def _cool(self) -> None:
         for start, end in self._spans.free():
             if start < self._touched:

@@ -79,35 +79,36 @@ def _nothing(_hold: Hold) -> None:
     """What is left to do when the last view is gone: to forget the hold."""
 
 
-class _Here:
-    """What this process lends and holds."""
+class ProcessMemory:
+    """What a process lends and holds."""
 
     def __init__(self) -> None:
         self.mappings = Mappings()
         self._arena: Arena | None = None
-        self._tidying = False
+        self.is_tidying = False
         self._lock = threading.Lock()
 
     @functools.cached_property  # at the first use: a forked task has an environment, and maybe a user, of its own
     def size(self) -> int:
-        return _size()
+        return lendable_bytes()
 
     @functools.cached_property
     def place(self) -> str | None:
-        return _place() if self.size else None
+        return measured_place() if self.size else None
 
     def lend(self, pickled: Pickled, *, until_taken: bool) -> Lent | None:
         if self.place is None:
             return None
         try:
-            lent = self._own().lend(pickled, until_taken=until_taken)
+            lent = self.own().lend(pickled, until_taken=until_taken)
         except OSError as error:  # no descriptors left, or no memory
             log.warning("this process lends no memory: %s", error)
             return None
         self._keep_tidy()
         return lent
 
-    def _own(self) -> Arena:
+    def own(self) -> Arena:
+        """What it lends from, made at the first use."""
         if self._arena is None:
             with self._lock:
                 if self._arena is None:
@@ -135,17 +136,17 @@ class _Here:
             threading.Thread(target=self._tidy, name="fluster-arenas", daemon=True).start()
 
     def _start_tidying(self) -> bool:
-        if self._tidying:
+        if self.is_tidying:
             return False
         with self._lock:
-            begun, self._tidying = self._tidying, True
+            begun, self.is_tidying = self.is_tidying, True
             return not begun
 
     def _tidy(self) -> None:
         while True:
             time.sleep(_TICK_S)
             if not self.tidy(time.monotonic()):
-                self._tidying = False  # before looking once more: a thread that lends from here on sees it
+                self.is_tidying = False  # before looking once more: a thread that lends from here on sees it
                 if not (self.tidy(time.monotonic()) and self._start_tidying()):
                     return
 
@@ -160,7 +161,8 @@ class _Here:
         self.mappings.abandon()
 
 
-def _size() -> int:
+def lendable_bytes() -> int:
+    """How much memory a process lends at most, by its environment or the machine's memory."""
     told = os.environ.get(SIZE_VARIABLE)
     if told is not None:
         return parse_size(told)
@@ -182,7 +184,7 @@ def _memory() -> int:
     return memory
 
 
-def _place() -> str | None:
+def measured_place() -> str | None:
     """Names those processes that can open each other's arenas: of one boot, one view of processes, and one user."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -198,7 +200,12 @@ def _place() -> str | None:
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
-_here = _Here()
+_here = ProcessMemory()
+
+
+def here() -> ProcessMemory:
+    """What this process lends and holds."""
+    return _here
 
 
 def place() -> str | None:
@@ -248,7 +255,7 @@ def untaken() -> int:
 
 def _start_anew() -> None:
     global _here
-    left, _here = _here, _Here()  # what was lent and is held stays with the parent
+    left, _here = _here, ProcessMemory()  # what was lent and is held stays with the parent
     left.abandon()
 
 

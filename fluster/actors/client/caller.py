@@ -68,22 +68,22 @@ class Caller:
         self._clock = clock
         self._bus = bus
         self._namespace = namespace
-        self._router = Router()
+        self.router = Router()
         self._inboxes = Inboxes(
             bus,
             namespace,
-            self._router.recipient,
-            expects=self._router.expects,
+            self.router.recipient,
+            expects=self.router.expects,
             on_replies=self._on_replies,
             on_question=self._on_question,
             on_no_responders=self._on_no_responders,
             on_refused=self._on_refused,
         )
-        self._arrivals = Arrivals(loop, drop=lambda item, error: settle(Done(item, ok=False), error))
+        self.arrivals = Arrivals(loop, drop=lambda item, error: settle(Done(item, ok=False), error))
         self._deadlines = Deadlines(clock, loop, self._on_timeout)
-        self._notices = Notices(bus, self._router, self._inboxes)
+        self._notices = Notices(bus, self.router, self._inboxes)
         self._rosters = Rosters(loop, registry, self._on_change)
-        self._paused = PausedCalls(loop, clock, self._rosters, self._arrivals.put_again)
+        self._paused = PausedCalls(loop, clock, self._rosters, self.arrivals.put_again)
         self._explanations = Explanations(bus, registry, namespace, self._rosters)
         store = ObjectStore(bus, namespace, PAYLOADS)
         self._outcomes = Outcomes(
@@ -102,9 +102,9 @@ class Caller:
         self.carried = CarriedCalls(
             loop,
             clock,
-            self._router,
+            self.router,
             self._inboxes,
-            self._arrivals,
+            self.arrivals,
             held=self._held,
             deadlines=self._deadlines,
             rosters=self._rosters,
@@ -113,9 +113,9 @@ class Caller:
             on_timeout=self._on_timeout,
             end_calls=self._end_calls,
         )
-        self._waiting = WaitingPools(self._router, loop, self._arrivals.wake)
+        self._waiting = WaitingPools(self.router, loop, self.arrivals.wake)
         self._publisher = Publisher(bus, namespace, store, self._inboxes)
-        self._stored = StoredCalls(cast("Bus", bus), namespace, self._finish, prepare=self._prepare_stored)
+        self.stored = StoredCalls(cast("Bus", bus), namespace, self._finish, prepare=self._prepare_stored)
         tell(loop, self._start)
 
     @classmethod
@@ -131,12 +131,12 @@ class Caller:
 
     def submit(self, item: Call | Broadcast) -> None:
         """Send a call as soon as the loop comes to it. Raises MailboxFullError, ClosedError."""
-        self._arrivals.put(item)
+        self.arrivals.put(item)
 
     @property
     def is_sending(self) -> bool:
         """True while something that was submitted is not with the bus yet."""
-        return bool(self._arrivals) or self._arrivals.in_hand
+        return bool(self.arrivals) or self.arrivals.in_hand
 
     def use_lane(self) -> None:
         """Let threads that wait for their calls carry them, where that changes nothing but the time."""
@@ -151,12 +151,12 @@ class Caller:
     def withdraw(self, call: Call) -> None:
         """Tell the actor that has this call that it is no longer waited for."""
         self._notices.withdrawn.append(call)
-        self._arrivals.wake_soon()
+        self.arrivals.wake_soon()
 
     def tell_read(self, call: Call) -> None:
         """Tell the actor how far its stream is read."""
         self._notices.read.append(call)
-        self._arrivals.wake_soon()
+        self.arrivals.wake_soon()
 
     def open_pool(self, name: str, *, fixed: Sequence[Member] | None = None, is_durable: bool = False) -> None:
         """Watch who serves `name`, unless `fixed` tells it. Each needs its `close_pool`."""
@@ -184,13 +184,13 @@ class Caller:
 
     @property
     def _closed(self) -> Exception | None:
-        return self._arrivals.closed
+        return self.arrivals.closed
 
     def _start(self) -> None:
         self._bus.on_disconnect(self._on_disconnect)
         self._bus.on_reconnect(self._on_reconnect)
         if isinstance(self._bus, Bus):
-            self._bus.on_leaving(self._arrivals.wake)  # what may have been taken back, and was not, goes before
+            self._bus.on_leaving(self.arrivals.wake)  # what may have been taken back, and was not, goes before
         self._bus.spawn(self._run(), "calls")
 
     async def _run(self) -> None:
@@ -198,12 +198,12 @@ class Caller:
         try:
             await self._inboxes.open()
             while True:
-                await self._arrivals.wait()
-                self._arrivals.in_hand = True
+                await self.arrivals.wait()
+                self.arrivals.in_hand = True
                 try:
                     await self._flush()
                 finally:
-                    self._arrivals.in_hand = False
+                    self.arrivals.in_hand = False
         except Exception as unexpected:
             error = unexpected
             raise
@@ -211,16 +211,16 @@ class Caller:
             self._close(error)
 
     def _close(self, error: Exception) -> None:
-        self._arrivals.close(error)
+        self.arrivals.close(error)
         self._bus.off(self._on_disconnect)
         self._bus.off(self._on_reconnect)
-        self._bus.off(self._arrivals.wake)
+        self._bus.off(self.arrivals.wake)
         self.carried.adopt_all()
-        self._finish(self._router.close(error), final=True)
+        self._finish(self.router.close(error), final=True)
         self.carried.close()
-        kept = [*self._held.take(), *self._paused.all(), *self._stored.take_all()]
+        kept = [*self._held.take(), *self._paused.all(), *self.stored.take_all()]
         self._finish([Done(item, ok=False, error=error) for item in kept], final=True)
-        self._arrivals.drop_rest()
+        self.arrivals.drop_rest()
         self._rosters.close_all(error)
 
     async def _flush(self) -> None:
@@ -236,20 +236,20 @@ class Caller:
         # First, as they make room. Whatever they concern was published when this was last here.
         await self._publish_notices()
         items = self._held.take() + arrived
-        if self._stored.in_use:
-            items = self._stored.take(items)
+        if self.stored.in_use:
+            items = self.stored.take(items)
         now = self._clock.now()
-        sends, done = self._router.route(items, now) if items else ([], [])
+        sends, done = self.router.route(items, now) if items else ([], [])
         for name in self._waiting.take():
-            more_sends, more_done = self._router.route_waiting(name, now)
+            more_sends, more_done = self.router.route_waiting(name, now)
             sends += more_sends
             done += more_done
-        if self._router.in_grace(now):
+        if self.router.in_grace(now):
             self._waiting.on_paused()
         self._finish(done)
         for send in sends:
             if self._held:  # the connection was lost meanwhile: what follows must not go before what is held
-                self._held.add(self._router.take_back(send.number))
+                self._held.add(self.router.take_back(send.number))
             else:
                 await self._publish(send)
 
@@ -260,9 +260,9 @@ class Caller:
             log.exception("actors did not learn what became of calls")
 
     def _take_arrived(self) -> list[Call | Broadcast]:
-        arrived = self._arrivals.take()
+        arrived = self.arrivals.take()
         self._open_pools()  # woken by another thread, the loop may be here before it has opened a call's pool
-        if self._router.bytes_out + self._router.bytes_turned_away > _MAX_BYTES_OUT:
+        if self.router.bytes_out + self.router.bytes_turned_away > _MAX_BYTES_OUT:
             self._finish(map(_too_much_out, arrived))
             return []
         for item in arrived:
@@ -271,7 +271,7 @@ class Caller:
         return arrived
 
     async def _publish(self, send: Send) -> None:
-        members = [send.member] if send.member is not None else self._router.members(send.pool)
+        members = [send.member] if send.member is not None else self.router.members(send.pool)
         for call in send.calls:
             if members and members[0].timeouts:
                 self._deadlines.take_declared(call, members[0])
@@ -280,22 +280,22 @@ class Caller:
         try:
             await self._publisher.publish(send, members)
         except DisconnectedError:
-            self._held.add(self._router.take_back(send.number))
+            self._held.add(self.router.take_back(send.number))
         except MessageTooLargeError as error:
             await self._publish_apart(send, error, failed)
         except (BusError, NoJsonError) as error:
-            self._finish([Done(call, ok=False, error=error) for call in self._router.take_back(send.number)])
+            self._finish([Done(call, ok=False, error=error) for call in self.router.take_back(send.number)])
         except Exception as error:
             await self._publish_apart(send, error, faulted)
 
     async def _publish_apart(self, send: Send, error: Exception, end: Callable[[Call, Exception], Done]) -> None:
         """Publish calls one by one that could not be published together; one that was alone ends."""
-        calls = self._router.take_back(send.number)
+        calls = self.router.take_back(send.number)
         if len(calls) <= 1 or send.member is None:
             self._finish([end(call, error) for call in calls])
             return
         for call in calls:
-            sends, done = self._router.route([call], self._clock.now())
+            sends, done = self.router.route([call], self._clock.now())
             self._finish(done)
             for each in sends:
                 await self._publish(each)
@@ -303,21 +303,21 @@ class Caller:
     # ---- what happens -----------------------------------------------------------------------------------
 
     def _on_replies(self, number: int, endpoint_id: str, replies: list[WireReply]) -> None:
-        self._finish(self._router.on_reply(number, endpoint_id, replies))
+        self._finish(self.router.on_reply(number, endpoint_id, replies))
         self._waiting.on_turned_away()
 
     def _on_question(self, reply: str, number: int, endpoint_id: str, replies: list[WireReply]) -> None:
         self._bus.spawn(self._notices.answer(reply, number, endpoint_id, replies), "word of a reader")
 
     def _on_refused(self, number: int, error: Exception) -> None:
-        self._finish(self._router.on_refused(number, error))
+        self._finish(self.router.on_refused(number, error))
 
     def _on_no_responders(self, number: int) -> None:
-        again, done = self._router.on_no_responders(number, self._clock.now())
+        again, done = self.router.on_no_responders(number, self._clock.now())
         self._finish(done)
         self._waiting.on_paused()
         if again:
-            self._arrivals.put_back(again)
+            self.arrivals.put_back(again)
 
     def _on_timeout(self, call: Call | Broadcast) -> None:
         if isinstance(call, Broadcast):
@@ -325,17 +325,17 @@ class Caller:
             self._finish([failed(call, ActorTimeoutError(text))])
             return
         self._notices.on_timeout(call)
-        self._arrivals.wake()
+        self.arrivals.wake()
         text = f"{call}: no answer within {call.timeout_s:g} s; it may have run"
         self._finish([Done(call, ok=False, error=ActorTimeoutError(text))])
 
     def _on_disconnect(self) -> None:
-        self._finish(self._router.on_disconnected())
-        self._stored.on_disconnected()
+        self._finish(self.router.on_disconnected())
+        self.stored.on_disconnected()
 
     def _on_reconnect(self) -> None:
-        self._router.on_reconnected(self._clock.now())
-        self._arrivals.wake()
+        self.router.on_reconnected(self._clock.now())
+        self.arrivals.wake()
 
     # ---- pools ------------------------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class Caller:
     def _open_pool(self, name: str, fixed: Sequence[Member] | None, is_durable: bool) -> None:
         is_new = self._rosters.open(name)
         if is_new:
-            self._router.open_pool(name, RoundRobin(), shares_subject=fixed is None)
+            self.router.open_pool(name, RoundRobin(), shares_subject=fixed is None)
         if is_durable:
             self._store_calls_to(name)
         if is_new and fixed is None:
@@ -356,12 +356,12 @@ class Caller:
 
     def _store_calls_to(self, name: str) -> None:
         """Its actor is durable: what waits for it, and what comes, goes to its stream."""
-        self._stored.add_name(name)
-        self._stored.take(self._router.take_waiting(name))
+        self.stored.add_name(name)
+        self.stored.take(self.router.take_waiting(name))
 
     def _prepare_stored(self, call: Call) -> None:
         """A call is about to be stored. Raises ActorDeadlockError for one that would wait for itself."""
-        for member in self._router.members(call.pool)[:1]:
+        for member in self.router.members(call.pool)[:1]:
             self._deadlines.take_declared(call, member)
         if call.blocks is not None and (deadlock := call.blocks.stored_deadlock(call)) is not None:
             raise deadlock
@@ -370,9 +370,9 @@ class Caller:
     def _close_pool(self, name: str, error: Exception) -> None:
         if self._rosters.close(name):
             self.carried.adopt_all(name)
-            kept = [*self._paused.of(name), *self._stored.close_pool(name)]
+            kept = [*self._paused.of(name), *self.stored.close_pool(name)]
             ended = [Done(call, ok=False, error=error) for call in kept]
-            self._finish([*self._router.close_pool(name, error), *ended], final=True)
+            self._finish([*self.router.close_pool(name, error), *ended], final=True)
 
     def _on_change(self, name: str, change: Change) -> None:
         if self._closed is not None:
@@ -382,18 +382,18 @@ class Caller:
                 if member.is_durable:
                     self._store_calls_to(name)
                 else:
-                    self._stored.remove_name(name)
-                self._router.on_member(name, replace(member, disconnected_at=None))
+                    self.stored.remove_name(name)
+                self.router.on_member(name, replace(member, disconnected_at=None))
                 self._paused.on_member(name)
             case Left(endpoint_id):
-                self._router.on_member_leaving(name, endpoint_id)
+                self.router.on_member_leaving(name, endpoint_id)
             case Known(is_durable):
                 if is_durable:
                     self._store_calls_to(name)
-                self._router.on_known(name)
+                self.router.on_known(name)
             case Unknown(error):
                 if name in self._rosters:
-                    self._finish(self._router.fail_waiting(name, error), final=True)
+                    self._finish(self.router.fail_waiting(name, error), final=True)
         self._waiting.move(name)
         if isinstance(change, Left) or (isinstance(change, Joined) and change.member.disconnected_at is not None):
             # What a member answered before may come on another connection, and be on its way.
@@ -407,9 +407,9 @@ class Caller:
         self.carried.adopt_all(name)
         match change:
             case Joined(member) if roster.members.get(member.endpoint_id) == member:
-                self._finish(self._router.on_member(name, member))
+                self._finish(self.router.on_member(name, member))
             case Left(endpoint_id, reason) if endpoint_id not in roster.members:
-                self._finish(self._router.on_member_gone(name, endpoint_id, reason))
+                self._finish(self.router.on_member_gone(name, endpoint_id, reason))
         self._waiting.move(name)
 
 
@@ -423,7 +423,7 @@ def _after_fork() -> None:
     global _callers_lock  # noqa: PLW0603 - a thread that stayed behind may hold it
     _callers_lock = threading.Lock()
     for caller in list(_callers.values()):
-        caller._arrivals.close(forked())  # noqa: SLF001 - of this very class
+        caller.arrivals.close(forked())
 
 
 if hasattr(os, "register_at_fork"):

@@ -88,7 +88,7 @@ class CarriedCalls:
 
         Raises ActorDeadlockError for one that would wait for itself, MailboxFullError, ClosedError.
         """
-        lane = self._free_lane() if not self._arrivals else None
+        lane = self.free_lane() if not self._arrivals else None
         message = self._router.choose_alone(call, self._clock.now()) if lane is not None else None
         wait: Wait | None = None
         if lane is not None and message is not None and message.member is not None:
@@ -107,7 +107,7 @@ class CarriedCalls:
 
     def take_over(self, broadcast: Broadcast) -> Wait | None:
         """What the thread that submitted a broadcast waits with, if it waits next and the loop has not come to it yet."""
-        lane = self._free_lane()
+        lane = self.free_lane()
         if lane is None or not self._arrivals.take_back(broadcast):
             self.hurry()
             return None
@@ -139,7 +139,7 @@ class CarriedCalls:
             except (MailboxFullError, ClosedError) as error:
                 settle(Done(item, ok=False), error)
 
-    def _free_lane(self) -> LaneCalls | None:
+    def free_lane(self) -> LaneCalls | None:
         """The lane, if a message that is sent there overtakes nothing that goes the other way."""
         lane = self.lane
         in_hand = self._arrivals.in_hand

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fluster_bus.connection.bus import Bus
+    from fluster_bus.storage.tables import Table
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class Seat:
     """One controller's place in the line for the lead. `run` takes the seat when it may, and keeps it.
 
     With `in_place` it takes the seat of a leader with the same id at once: it was started in that one's place.
+    `leaders` and `fences` are where they are stored, else the cluster's.
     """
 
     def __init__(
@@ -90,15 +92,17 @@ class Seat:
         lease_s: float,
         in_place: bool = True,
         clock: Callable[[], float] = fence_clock,
+        leaders: Table[Leader] | None = None,
+        fences: dict[Namespace, Table[Fence]] | None = None,
     ) -> None:
         self._bus = bus
         self._clock = clock
-        self._me = Leader(controller_id=controller_id, instance=secrets.token_hex(8), since=time.time())
-        self._leadership = Leadership(
-            instance=self._me.instance, lease_s=lease_s, succeeds=controller_id if in_place else None
+        self.me = Leader(controller_id=controller_id, instance=secrets.token_hex(8), since=time.time())
+        self.leadership = Leadership(
+            instance=self.me.instance, lease_s=lease_s, succeeds=controller_id if in_place else None
         )
-        self._leaders = leaders_table(bus)
-        self._fences = {namespace: fences_table(bus, namespace) for namespace in namespaces}
+        self._leaders = leaders if leaders is not None else leaders_table(bus)
+        self._fences = fences if fences is not None else {each: fences_table(bus, each) for each in namespaces}
         self._fenced_at: dict[Namespace, int] = {}  # {namespace: the revision of this leader's fence}
         self._passed: defaultdict[Namespace, int] = defaultdict(int)  # how far the records have been read
         self._leads = False
@@ -138,7 +142,7 @@ class Seat:
             await self._changed.wait_for(lambda: self._leads or self._stands_by())
 
     def _stands_by(self) -> bool:
-        return self._holder is not None and self._leadership.standing(self._clock()) is Standing.FOLLOWER
+        return self._holder is not None and self.leadership.standing(self._clock()) is Standing.FOLLOWER
 
     async def wait_leads(self) -> None:
         """Return when it leads."""
@@ -156,7 +160,7 @@ class Seat:
 
     async def wait_sure(self) -> None:
         """Return when no other can lead; never when one does: then the end of `run` cancels the waiting task."""
-        while not (self._leads and self._leadership.is_sure(self._clock())):
+        while not (self._leads and self.leadership.is_sure(self._clock())):
             async with self._changed:
                 await self._changed.wait()
 
@@ -166,7 +170,7 @@ class Seat:
         As `wait_sure`, but also where nothing can be stored, as on a full disk: that the seat still is its own can then be
         read, as long as one server alone keeps it. Others may take the seat a moment later, but what they count begins then.
         """
-        while not (self._leads and self._leadership.is_sure(self._clock())):
+        while not (self._leads and self.leadership.is_sure(self._clock())):
             if self._leads and await self._stands():
                 return
             with suppress(TimeoutError):
@@ -182,7 +186,7 @@ class Seat:
         except BusError as error:
             log.info("the leader's seat could not be read: %s", error)
             return False
-        return row is not None and row.value.instance == self._me.instance
+        return row is not None and row.value.instance == self.me.instance
 
     def guard(self, namespace: Namespace) -> Guard:
         """What a verdict in the namespace is stored together with."""
@@ -194,7 +198,7 @@ class Seat:
             self._bus, namespace
         )  # also of one that has gone meanwhile
         row = await fences.get(buckets.LEADER_KEY)
-        if row is None or row.value.instance != self._me.instance:
+        if row is None or row.value.instance != self.me.instance:
             raise self._deposed()
 
     def on_passed(self, namespace: Namespace, revision: int) -> None:
@@ -211,7 +215,7 @@ class Seat:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch())
-                tasks.create_task(self._keep())
+                tasks.create_task(self.keep())
         finally:
             self._bus.off(self._on_interruption)
 
@@ -223,9 +227,9 @@ class Seat:
                     self._on_row(change)
                 elif isinstance(change, CaughtUp):
                     if self._holder is None:
-                        self._leadership.on_free(0, now=self._clock())
+                        self.leadership.on_free(0, now=self._clock())
                 else:
-                    self._leadership.on_free(change.revision, now=self._clock())
+                    self.leadership.on_free(change.revision, now=self._clock())
                     self._holder = None
                 self._wake.set()
                 await self._tell()
@@ -233,19 +237,20 @@ class Seat:
     def _on_row(self, row: Row[Leader]) -> None:
         if row.value.restoring:
             raise RestoringError("the store is being restored")
-        self._leadership.on_seat(
+        self.leadership.on_seat(
             row.revision, instance=row.value.instance, holder=row.value.controller_id, now=self._clock()
         )
         self._holder = row.value
 
     def _on_interruption(self) -> None:
-        self._leadership.on_interruption(now=self._clock())
+        self.leadership.on_interruption(now=self._clock())
 
     async def _tell(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _keep(self) -> None:
+    async def keep(self) -> None:
+        """Do what is due, each time that it is, until cancelled; `run` also watches who writes the seat. Raises DeposedError."""
         while True:
             await self.step()
             now = self._clock()
@@ -260,27 +265,27 @@ class Seat:
 
     def _pause_s(self, now: float) -> float:
         is_any_left = not self._leads or self._fences.keys() != self._fenced_at.keys()
-        has_fences_to_raise = is_any_left and self._leadership.standing(now) is Standing.LEADER
-        return 0.0 if has_fences_to_raise else self._leadership.pause_s(now)
+        has_fences_to_raise = is_any_left and self.leadership.standing(now) is Standing.LEADER
+        return 0.0 if has_fences_to_raise else self.leadership.pause_s(now)
 
     async def step(self) -> None:
         """Do what is due now. Raises DeposedError."""
         now = self._clock()
-        standing = self._leadership.standing(now)
+        standing = self.leadership.standing(now)
         if standing is Standing.DEPOSED:
             raise self._deposed()
         if standing is Standing.FOLLOWER or self._pause_s(now) > 0:
             return
         try:
             await self._write()
-            if self._leadership.standing(self._clock()) is Standing.LEADER:
+            if self.leadership.standing(self._clock()) is Standing.LEADER:
                 await self._raise_fences()
                 if not self._leads:
                     self._leads = True
-                    log.info("%s leads", self._me.controller_id)
+                    log.info("%s leads", self.me.controller_id)
         except RevisionConflictError:
             await asyncio.sleep(_PAUSE_AFTER_CONFLICT_S)
-            await self._look()
+            await self.look()
         except BusError as error:
             log.info("the leader's seat could not be written, and is tried again: %s", error)
             await self._bus.wait_connected()
@@ -289,11 +294,11 @@ class Seat:
 
     async def _write(self) -> None:
         sent_at = self._clock()
-        revision = await self._leaders.update(buckets.LEADER_KEY, self._me, self._leadership.revision)
-        self._leadership.on_written(revision, sent_at=sent_at)
-        self._holder = self._me
+        revision = await self._leaders.update(buckets.LEADER_KEY, self.me, self.leadership.revision)
+        self.leadership.on_written(revision, sent_at=sent_at)
+        self._holder = self.me
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
         """Learn who was first; perhaps it was this controller itself, by a write whose acknowledgement was lost."""
         try:
             row = await self._leaders.get(buckets.LEADER_KEY)
@@ -309,7 +314,7 @@ class Seat:
             return
         present = {namespace: await fences.get(buckets.LEADER_KEY) for namespace, fences in left.items()}
         await self._write()
-        fence = Fence.of(self._me)
+        fence = Fence.of(self.me)
         for namespace, row in present.items():
             revision = row.revision if row is not None else 0
             fenced_at = await left[namespace].update(buckets.LEADER_KEY, fence, revision)
@@ -318,7 +323,7 @@ class Seat:
 
     def _deposed(self) -> DeposedError:
         holder = self._holder.controller_id if self._holder is not None else "no controller"
-        return DeposedError(f"{self._me.controller_id} does not lead any more, {holder} does")
+        return DeposedError(f"{self.me.controller_id} does not lead any more, {holder} does")
 
     # ---- giving it back ---------------------------------------------------------------------------------
 
@@ -330,7 +335,7 @@ class Seat:
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT_S):
                 row = await self._leaders.get(buckets.LEADER_KEY)
-                if row is not None and row.value.instance == self._me.instance:
+                if row is not None and row.value.instance == self.me.instance:
                     await self._leaders.delete(buckets.LEADER_KEY, revision=row.revision)
         except (BusError, TimeoutError) as error:
             log.info("the leader's seat is left as it is, to be taken when its lease is over: %s", error)
