@@ -7,12 +7,12 @@ Fluster prints that it ignores a variable with the name of this function, and go
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 VARIABLE = "PYTHONBREAKPOINT"
 
 
-def a_task_has_no_terminal(*_args: Any, **_kwargs: Any) -> NoReturn:
+def a_task_has_no_terminal(*_args: object, **_kwargs: object) -> NoReturn:
     """Raise RuntimeError, which tells how to debug."""
     raise RuntimeError(
         "breakpoint(): a task has no terminal. Call the function, or run the command, where you have one; or give "

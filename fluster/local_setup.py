@@ -38,7 +38,7 @@ class LocalSetup:
     disk: int | None = None  # bytes, the same; None: what is free there, and none with a backend
     # As `fluster_bus.core.devices.as_json` writes them, of all workers together; None: those that are found once the
     # cluster is up.
-    devices: tuple[Any, ...] | None = None
+    devices: tuple[object, ...] | None = None
     labels: tuple[str, ...] = ()  # of each worker, sorted, as zone=a
     resources: dict[str, float] = field(default_factory=dict)  # {name: count}, of all workers together
     store_dir: str | None = None  # None: a temporary folder, removed at the end

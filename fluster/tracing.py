@@ -10,7 +10,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -63,12 +63,12 @@ def begin_call(actor: str, method: str) -> tuple[Span, Carrier] | None:
         return span, _injected()
 
 
-def end_with(span: Span, future: concurrent.futures.Future[Any]) -> None:
+def end_with(span: Span, future: concurrent.futures.Future[object]) -> None:
     """End a client's span when its call is over."""
     future.add_done_callback(lambda done: _end_call(span, done))
 
 
-def _end_call(span: Span, done: concurrent.futures.Future[Any]) -> None:
+def _end_call(span: Span, done: concurrent.futures.Future[object]) -> None:
     from concurrent.futures import Future
 
     # By the base class, which does not read what the actor raised: its classes may be slow to import.

@@ -145,14 +145,14 @@ async def _methods(cluster: AsyncCluster, members: Sequence[Member]) -> list[dic
     return None
 
 
-def _json_or_none(text: str) -> Any:
+def _json_or_none(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
 
-def _shown(member: Member) -> dict[str, Any]:
+def _shown(member: Member) -> dict[str, object]:
     fields = ("name", "endpoint_id", "address", "job_id", "task", "attempt", "worker_id", "metadata")
     return {each: getattr(member, each) for each in (*fields, "state", "restarts", "last_error")}
 
@@ -221,7 +221,7 @@ def _not_found(cluster: Cluster, name: str) -> ActorNotFoundError:
     return ActorNotFoundError(f"no actor serves {name!r} in namespace {cluster.namespace!r}{hint}")
 
 
-def json_argument(text: str, shown: str = "") -> Any:
+def json_argument(text: str, shown: str = "") -> object:
     """What a word of the command line says. Raises CommandError when it is not JSON."""
     try:
         return json.loads(text)

@@ -96,7 +96,7 @@ def shared(
     context.obj = Options(address, namespace, output, patience)
 
 
-def _add(name: str, command: Callable[..., None], panel: str, **context_settings: Any) -> None:
+def _add(name: str, command: Callable[..., None], panel: str, **context_settings: object) -> None:
     app.command(name, rich_help_panel=panel, context_settings=context_settings)(_guarded(command))
 
 

@@ -298,7 +298,7 @@ def with_options(command: Callable[..., None], settings: Sequence[Setting]) -> C
         ]
         for setting in settings
     }
-    annotations: dict[str, Any] = {"context": typer.Context, **options}
+    annotations: dict[str, object] = {"context": typer.Context, **options}
     if any(each.name == _JOB_CREDENTIALS for each in own):
         annotations[_JOB_CREDENTIALS] = Annotated[
             list[str] | None,

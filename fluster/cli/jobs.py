@@ -322,7 +322,7 @@ def _found(cluster: Cluster, texts: Sequence[str]) -> tuple[list[JobId], list[st
     return list(found), missing
 
 
-def dumped(info: JobInfo) -> dict[str, Any]:
+def dumped(info: JobInfo) -> dict[str, object]:
     # The exception itself is for programs in Python; its type, text and traceback stay.
     return info.model_dump(mode="json", exclude={"error": {"pickled"}})
 

@@ -179,7 +179,7 @@ def ls(context: typer.Context) -> None:
     write_table(["NAME", "STATE", "QUOTA", "WEIGHT", "WAITING", "RUNNING", "STORE"], rows)
 
 
-def _as_json(status: NamespaceStatus) -> dict[str, Any]:
+def _as_json(status: NamespaceStatus) -> dict[str, object]:
     record = status.record
     return {
         "name": record.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -247,7 +247,7 @@ def status(context: typer.Context, name: Name, job: Job, *, task: Task = None, a
     _show(options, (found,), found.model_dump(mode="json"))
 
 
-def _show(options: Options, found: tuple[AttemptStatus, ...], dumped: Any) -> None:
+def _show(options: Options, found: tuple[AttemptStatus, ...], dumped: object) -> None:
     if options.json:
         write_json(dumped)
         return
@@ -336,7 +336,7 @@ def kill(
         write(f"{found.job_id}.{found.number}.{found.attempt}")
 
 
-def _place(cluster: Cluster, job: str, task: int | None, attempt: int | None) -> dict[str, Any]:
+def _place(cluster: Cluster, job: str, task: int | None, attempt: int | None) -> dict[str, object]:
     from fluster.cluster.jobs.job_states import UNANSWERED
 
     with contextlib.suppress(*UNANSWERED):  # without a controller: the worker itself knows the job by its whole id

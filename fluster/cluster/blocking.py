@@ -7,7 +7,7 @@ import functools
 import os
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import Any, Self
+from typing import Self
 
 from fluster.cluster.blocking_methods import blocking, blocking_iterator
 from fluster.cluster.client import AsyncCluster
@@ -37,7 +37,7 @@ class Cluster:
     ) -> None:
         self._connect(functools.partial(AsyncCluster.connect, patience=patience), address, namespace)
 
-    def _connect(self, connect: Callable[..., Awaitable[AsyncCluster]], *args: Any) -> None:
+    def _connect(self, connect: Callable[..., Awaitable[AsyncCluster]], *args: object) -> None:
         from fluster.cluster.portal import Portal
 
         self._users: dict[object, Callable[[], object]] = {}  # {what works over this connection: how that is ended}

@@ -55,7 +55,7 @@ class _Steps(Generic[T]):
 
     def __init__(self, items: AsyncIterator[T]) -> None:
         self._items: Any = items
-        self._step: asyncio.Task[Any] | None = None
+        self._step: asyncio.Task[object] | None = None
 
     async def next(self) -> T:
         import asyncio

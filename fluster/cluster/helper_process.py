@@ -16,7 +16,6 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ class HelperProcess:
     end of the program, so forked children close it.
     """
 
-    def __init__(self, setup: Mapping[str, Any]) -> None:
+    def __init__(self, setup: Mapping[str, object]) -> None:
         self._setup = setup
         self._released = threading.Event()
         self._is_over = False

@@ -82,7 +82,7 @@ def container_settings(
     mount_roots: Sequence[str | Path],
     shm_size: int | str | None,
     ulimits: Mapping[str, int | tuple[int, int]] | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Those that are not as usual, by the names that workers have for them. Raises ValueError."""
     if profile not in get_args(ProfileName):
         raise ValueError(f"profile={profile!r} is not known: choose {', '.join(get_args(ProfileName))}")
@@ -96,7 +96,7 @@ def container_settings(
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def build_settings(network: str | None, authorities: str | Path | None) -> dict[str, Any]:
+def build_settings(network: str | None, authorities: str | Path | None) -> dict[str, object]:
     """The same of builds. Raises ValueError."""
     if authorities is not None and not (Path(authorities).is_file() and os.access(authorities, os.R_OK)):
         raise ValueError(f"build_ca={str(authorities)!r} cannot be read: give the path of a file of certificates")

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fluster.errors import ConnectionLostError
 from fluster_bus.access.address import BusAddress
@@ -63,7 +63,7 @@ class Outages:
         bus.on_disconnect(self._on_lost)
         bus.on_reconnect(self._on_back)
 
-    async def bounded(self, wait: Coroutine[Any, Any, T]) -> T:
+    async def bounded(self, wait: Coroutine[object, None, T]) -> T:
         """What `wait` returns. Raises ConnectionLostError when the connection is lost for longer than is waited for."""
         limit = asyncio.timeout(None)
         try:

@@ -101,7 +101,7 @@ def _closed() -> ClosedError:
     return ClosedError("this cluster object was closed: make another, with Cluster(address)")
 
 
-async def _awaited(function: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> T:
+async def _awaited(function: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
     return await function(*args)
 
 

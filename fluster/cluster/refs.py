@@ -50,7 +50,7 @@ class Ref(Generic[T]):
 
     in_use: ClassVar[bool] = False  # whether any has arrived in this process
 
-    def __init__(self, wire: _Wire, payload: bytes, own: weakref.finalize[..., Any] | None = None) -> None:
+    def __init__(self, wire: _Wire, payload: bytes, own: weakref.finalize[..., object] | None = None) -> None:
         self._wire = wire
         self._payload = payload  # empty: it has to be fetched
         self._own = own
@@ -58,7 +58,7 @@ class Ref(Generic[T]):
     def __repr__(self) -> str:
         return f"<Ref {self._wire.ref_id}>"
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         self._check_good()
         payloads.keep_alive(self)
         return _arrived, tuple(self._wire)

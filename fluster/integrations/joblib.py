@@ -186,10 +186,10 @@ class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         call.add(batch)
         return batch
 
-    def _shared(self, least_bytes: int | None, value: Any) -> Ref[Any] | None:
+    def _shared(self, least_bytes: int | None, value: object) -> Ref[object] | None:
         return None if least_bytes is None else self._arrays.of(value, least_bytes, lambda: self._workers.cluster)
 
-    def retrieve_result_callback(self, out: JoblibBatch) -> Any:
+    def retrieve_result_callback(self, out: JoblibBatch) -> object:
         """What the batch gave. Raises what one of its calls raised, and what kept it from running."""
         return out.result()
 

@@ -17,10 +17,10 @@ from fluster_bus.core.codec import ByValuePickler
 
 _KEPT_BYTES = 1 << 30  # of arrays that are put; beyond them the least recently used are put again if need be
 
-Share = Callable[[Any], Ref[Any] | None]
+Share = Callable[[object], Ref[object] | None]
 
 
-def encode_batch(batch: Any, share: Share) -> bytes:
+def encode_batch(batch: object, share: Share) -> bytes:
     """A pickle of the batch, in which a Ref stands for each object that `share` has one for. Raises TypeError.
 
     What it has none for is part of the pickle, so that arrays can be written to where they arrive, as with joblib's
@@ -59,7 +59,7 @@ def run_batch(pickled: bytes) -> bytes:
         return codec.encode(_Interrupted(interrupt.args))
 
 
-def decode_results(pickled: bytes) -> Any:
+def decode_results(pickled: bytes) -> object:
     """What `run_batch` gave, at home. Raises KeyboardInterrupt if one of its calls did."""
     results = codec.decode(pickled)
     if isinstance(results, _Interrupted):
@@ -67,7 +67,7 @@ def decode_results(pickled: bytes) -> Any:
     return results
 
 
-def _get(ref: Ref[Any]) -> Any:
+def _get(ref: Ref[object]) -> object:
     return ref.get()
 
 
@@ -76,13 +76,13 @@ class _SharingPickler(ByValuePickler):
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
         self._share = share
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> object:
         ref = self._share(value)
         return (_get, (ref,)) if ref is not None else super().reducer_override(value)
 
 
 class _Put(NamedTuple):
-    array: weakref.ref[Any]
+    array: weakref.ref[object]
     ref: Ref[Any]
     size: int  # bytes
 
@@ -99,7 +99,7 @@ class SharedArrays:
         self._put: OrderedDict[int, _Put] = OrderedDict()  # {id: array}, the least recently used first
         self._size = 0
         # An array may go in any thread at any time, also where the loop runs that the lock's holder waits for.
-        self._gone: deque[tuple[int, weakref.ref[Any]]] = deque()
+        self._gone: deque[tuple[int, weakref.ref[object]]] = deque()
 
     def of(self, value: Any, least_bytes: int, cluster: Callable[[], Cluster]) -> Ref[Any] | None:
         """The Ref that stands for `value`; None when that is not an array, or a smaller one."""

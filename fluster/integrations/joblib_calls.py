@@ -25,7 +25,7 @@ class JoblibBatch:
     def __init__(self, callback: Callable[[JoblibBatch], object]) -> None:
         self._callback: Callable[[JoblibBatch], object] | None = callback
         self._payload = b""
-        self._refs: list[Ref[Any]] = []  # of arrays in the payload: they live as long as this
+        self._refs: list[Ref[object]] = []  # of arrays in the payload: they live as long as this
         self._future: ActorFuture[bytes] | None = None
         self._error: BaseException | None = None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from fray.actor import ActorGroup, ActorHandle, HostedActor
 from fray.client import JobHandle
@@ -42,20 +41,20 @@ class PipelineClient(FlusterClient):
             return _CoordinatorJob(request.name, lambda: self._run(called.callable, called.args))
         return super().submit(request, adopt_existing)
 
-    def _run(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def _run(self, function: Callable[..., None], args: tuple[object, ...]) -> None:
         with set_current_client(self):
             function(*args)
 
     def create_actor_group(
         self,
         actor_class: type,
-        *args: Any,
+        *args: object,
         name: str,
         count: int,
         resources: ResourceConfig = ResourceConfig(),  # noqa: B008 - as the protocol has it
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         environment: EnvironmentConfig | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> ActorGroup:
         """As a FlusterClient's, but for coordinators."""
         if actor_class is ZephyrCoordinator:

@@ -34,7 +34,7 @@ def kindred_again(
     def say(_self: RemoteError) -> str:
         return message
 
-    def reduce(_self: RemoteError) -> tuple[Any, ...]:
+    def reduce(_self: RemoteError) -> tuple[object, ...]:
         return kindred_again, (kind, text, arguments, attributes)
 
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
@@ -51,14 +51,14 @@ def kindred_again(
     return made
 
 
-def _attributes(error: Exception) -> dict[str, Any]:
+def _attributes(error: Exception) -> dict[str, object]:
     own = {name: value for name, value in vars(error).items() if name != "__notes__"}
     if isinstance(error, OSError):  # its own are in no dictionary
         own |= {name: getattr(error, name) for name in _OS_ERRORS_OWN if getattr(error, name, None) is not None}
     return own
 
 
-def _travels(value: Any) -> bool:
+def _travels(value: object) -> bool:
     try:
         codec.decode(codec.encode(value))
     except Exception:

@@ -8,7 +8,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from fluster.actors.protocol.clock import Alarm
 from fluster.actors.protocol.frames import Moment
@@ -78,7 +77,9 @@ class FakeClock:
 
 
 class _Alarm:
-    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, callback: Callable[..., object], args: tuple[object, ...]
+    ) -> None:
         self._loop = loop
         self._callback = callback
         self._args = args

@@ -142,7 +142,7 @@ class _AsyncMemoryCluster(AsyncCluster):
     async def wait(self, *_args: Any, **_options: Any) -> Any:
         """`terminate` has waited already."""
 
-    async def launch_many(self, *_args: Any) -> NoReturn:
+    async def launch_many(self, *_args: object) -> NoReturn:
         raise NotImplementedError("LocalActors has no workers that could run a job: use a LocalCluster")
 
 

@@ -11,7 +11,7 @@ import random
 import secrets
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.core import subjects
@@ -132,7 +132,7 @@ class MemoryBus:
     def off(self, callback: Callable[[], None]) -> None:
         """The same."""
 
-    def spawn(self, task: Coroutine[Any, Any, None], name: str) -> None:
+    def spawn(self, task: Coroutine[object, None, None], name: str) -> None:
         self._spawned.spawn(task, name)
 
 

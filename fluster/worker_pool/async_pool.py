@@ -299,7 +299,7 @@ class AsyncWorkerPool:
         await self.shutdown(wait=kind is None)
 
 
-def _arguments(iterables: tuple[Iterable[Any], ...]) -> list[tuple[Any, ...]]:
+def _arguments(iterables: tuple[Iterable[object], ...]) -> list[tuple[object, ...]]:
     if not iterables:
         raise TypeError("map() takes a function and the items for it: map(function, items)")
     return list(zip(*map(iterated, iterables), strict=False))

@@ -107,7 +107,7 @@ class PoolExecutor(concurrent.futures.Executor):
                 self._pool.status()
 
 
-def _run_chunk(function: Callable[..., T], chunk: list[tuple[Any, ...]]) -> list[T]:
+def _run_chunk(function: Callable[..., T], chunk: list[tuple[object, ...]]) -> list[T]:
     return list(itertools.starmap(function, chunk))
 
 

@@ -94,7 +94,7 @@ def _is_importable(thing: object) -> bool:
     """True for a class or a function that is pickled as its module and name."""
     if not isinstance(thing, _IMPORTABLE):
         return False
-    module: Any = sys.modules.get(thing.__module__ or "")
+    module: object = sys.modules.get(thing.__module__ or "")
     if module is None or thing.__module__ == "__main__":
         return False
     if _travels_by_value(thing.__module__):

@@ -206,7 +206,7 @@ def _values(outcome: Outcome, *, return_exceptions: bool) -> list[Any]:
     return found
 
 
-def _value(outcome: Outcome, index: int) -> Any:
+def _value(outcome: Outcome, index: int) -> object:
     error = concurrent.futures.CancelledError() if outcome.cancelled else outcome.error(index)
     if error is not None:
         raise error
@@ -276,13 +276,13 @@ class UnorderedItems(ABC, Generic[T]):
                 blocks = self._one_by_one(items, start)
             self._add(self._batch, blocks)
 
-    def _next_items(self, size: int) -> list[Any]:
+    def _next_items(self, size: int) -> list[object]:
         self._is_exhausted = True  # and stays so if it raises
         items = list(itertools.islice(self._items, size))
         self._is_exhausted = len(items) < size
         return items
 
-    def _one_by_one(self, items: list[Any], start: int) -> list[Block]:
+    def _one_by_one(self, items: list[object], start: int) -> list[Block]:
         blocks: list[Block] = []
         for index, item in enumerate(items, start):
             try:

@@ -66,7 +66,7 @@ class TaskRunner:
         return self._call(self._functions.of(function), args, kwargs, limit_s)
 
     @method(stream_window=BUNDLE_WINDOW[0], stream_window_bytes=BUNDLE_WINDOW[1])
-    def run_bundle(self, tasks: list[tuple[bytes, bytes]], limit_s: float | None) -> Iterator[Any]:
+    def run_bundle(self, tasks: list[tuple[bytes, bytes]], limit_s: float | None) -> Iterator[object]:
         """What `run` gives for each of them; for one that fails, FAILED and its failure."""
         self._check_alive()
         for function, arguments in tasks:
@@ -146,7 +146,7 @@ class _LimitedThread:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
-        self._outcomes: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self._outcomes: SimpleQueue[tuple[object, BaseException | None]] = SimpleQueue()
         threading.Thread(target=self._run, name="tasks", daemon=True).start()
 
     def call(self, function: Callable[[], Any], limit_s: float) -> tuple[Any, BaseException | None] | None:
@@ -188,7 +188,7 @@ class _Functions:
         return self._newest[1]
 
 
-def _encoded(values: list[Any], first: int, failures: dict[int, bytes]) -> list[bytes]:
+def _encoded(values: list[object], first: int, failures: dict[int, bytes]) -> list[bytes]:
     """The values pickled, of which the first has that index. One that cannot be becomes a failure of its own.
 
     Plain data together. Objects each by itself: one that cannot be read then spoils no other.

@@ -30,14 +30,14 @@ class Block:
         self.taken = 0
 
 
-def blocks_of(items: Sequence[Any], start: int, chunksize: int | None) -> Iterator[Block]:
+def blocks_of(items: Sequence[object], start: int, chunksize: int | None) -> Iterator[Block]:
     """The items pickled, `chunksize` together if it is given. Raises TypeError for what cannot be pickled."""
     step = chunksize or MAX_ITEMS
     for first in range(0, len(items), step):
         yield from _pickled(items[first : first + step], start + first, _MAX_BLOCK if chunksize is None else _MAX_CHUNK)
 
 
-def _pickled(items: Sequence[Any], start: int, most: int) -> Iterator[Block]:
+def _pickled(items: Sequence[object], start: int, most: int) -> Iterator[Block]:
     payload = payloads.encode_whole(items)
     if len(payload) > most and len(items) > 1:
         half = len(items) // 2

@@ -380,7 +380,7 @@ class Workers:
             self.pool.give_up(ended)
 
 
-def _call_of(unit: Task | Bundle | Slice) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _call_of(unit: Task | Bundle | Slice) -> tuple[Callable[..., object], tuple[object, ...]]:
     """What a worker is to do with a unit: the method, and its arguments but for the limit of time."""
     if isinstance(unit, Task):
         return TaskRunner.run, unit.payload

@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from fluster_bus.core import subjects
 from fluster_bus.messages import Capacity, Namespace, ResourceConfig
@@ -231,7 +230,7 @@ def _changed(free: Capacity, need: Capacity, sign: int) -> Capacity:
     )
 
 
-def _changed_devices(free: Capacity, need: Capacity, sign: int) -> dict[str, Any]:
+def _changed_devices(free: Capacity, need: Capacity, sign: int) -> dict[str, object]:
     """The fields about devices. What has no model of its own adds up what each model has."""
     if not free.other_devices and free.variant != NO_VARIANT:
         return {"devices": free.devices + sign * device_count(need)}

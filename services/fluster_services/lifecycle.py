@@ -243,7 +243,7 @@ def restart(task: TaskRecord, *, now: float) -> TaskRecord | None:
 
 
 # What a record that no worker has taken yet says of its attempt.
-_UNTOUCHED: dict[str, Any] = {
+_UNTOUCHED: dict[str, object] = {
     "worker_id": None,
     "gpus": (),
     "is_ready": False,

@@ -74,7 +74,7 @@ def _count(text: str) -> int:
         raise ValueError(f"{text!r} is not a number: give one such as 1000") from None
 
 
-SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
+SETTINGS: Mapping[type[object], Sequence[Setting]] = {
     Timing: [Setting(f"FLUSTER_{each.name.upper()}", each.name, _seconds) for each in dataclasses.fields(Timing)],
     RecordLimits: [
         Setting("FLUSTER_RECORDS_KEPT_S", "kept_s", _seconds),
@@ -115,7 +115,7 @@ SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
 }
 
 # Of a cluster on one machine alone: other daemons write to their standard error.
-_LOCAL_SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
+_LOCAL_SETTINGS: Mapping[type[object], Sequence[Setting]] = {
     DaemonLogs: [Setting("FLUSTER_DAEMON_LOG", "file_bytes", parse_size)]
 }
 
@@ -183,7 +183,7 @@ def read_local_limits(given: Mapping[str, str]) -> LocalLimits:
         raise SettingError(f"limits: {text}") from error
 
 
-def _all_settings() -> Iterator[tuple[type[Any], Setting]]:
+def _all_settings() -> Iterator[tuple[type[object], Setting]]:
     for group, settings in {**SETTINGS, **_LOCAL_SETTINGS}.items():
         for setting in settings:
             yield group, setting

@@ -8,7 +8,6 @@ import ssl
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from fluster_bus.core.errors import AddressError
@@ -63,7 +62,7 @@ def _context(ca: str) -> ssl.SSLContext:
         ) from error
 
 
-def check_offer(server: str, info: Mapping[str, Any]) -> bool:
+def check_offer(server: str, info: Mapping[str, object]) -> bool:
     """Whether the connection to `server`, which greeted with `info`, is to be encrypted.
 
     Raises HandshakeError where it should be, and the server does not offer it: what follows are credentials.

@@ -147,7 +147,7 @@ def _raise_error(each: BackedUpStream, told: dict[str, Any], replicas: int) -> N
     raise StorageError(f"stream {each.stream} could not be restored: {error.get('description')}")
 
 
-async def _asked(bus: Bus, subject: str, request: dict[str, Any]) -> dict[str, Any]:
+async def _asked(bus: Bus, subject: str, request: dict[str, object]) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(
         (await bus.request(subject, json.dumps(request).encode(), timeout_s=_ASK_TIMEOUT_S)).data
     )

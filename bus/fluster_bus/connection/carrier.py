@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+from typing import Protocol
 
 from fluster_bus.core.delivery import Delivery
 
@@ -47,4 +47,4 @@ class Carrier(Protocol):
 
     def off(self, callback: Callable[[], None]) -> None: ...
 
-    def spawn(self, task: Coroutine[Any, Any, None], name: str) -> None: ...
+    def spawn(self, task: Coroutine[object, None, None], name: str) -> None: ...

@@ -360,6 +360,6 @@ class Connection:
             log.error("%s: the server closed this connection for good: %s", self.name, self._nats.last_error)
             self._end(f"the server closed the connection {self.name!r} for good: {self._nats.last_error}")
 
-    def spawn(self, task: Coroutine[Any, Any, None], name: str) -> None:
+    def spawn(self, task: Coroutine[object, None, None], name: str) -> None:
         """Run `task` until it ends or this connection is closed; an error in it is logged."""
         self._spawned.spawn(task, name)

@@ -126,7 +126,7 @@ class QuickClient(Client):
             except ssl.SSLError as error:
                 raise handshake_error(self._server, error) from error
 
-    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+    async def _process_info(self, info: dict[str, object], initial_connection: bool = False) -> None:
         if (
             initial_connection
         ):  # nats-py would send credentials as they are to one that says in a tls:// server's place that it has none

@@ -88,13 +88,13 @@ class Announcement:
             )
         ]
 
-    def _ping(self) -> dict[str, Any]:
+    def _ping(self) -> dict[str, object]:
         from nats.micro.service import ServicePing
 
         ping = ServicePing(id=self._instance, name=self._name, version=self._version, metadata=self._metadata)
         return ping.to_dict()
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self) -> dict[str, object]:
         from nats.micro.service import EndpointInfo, ServiceInfo
 
         endpoints = [
@@ -111,7 +111,7 @@ class Announcement:
         )
         return info.to_dict()
 
-    def _stats(self) -> dict[str, Any]:
+    def _stats(self) -> dict[str, object]:
         from nats.micro.service import ServiceStats
 
         counts = self._counts()

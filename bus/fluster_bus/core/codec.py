@@ -25,7 +25,7 @@ _NO_FILE = "<dynamic-code>"
 _reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
 
 
-def _reduce_code_with_file(code: CodeType) -> tuple[Any, ...]:
+def _reduce_code_with_file(code: CodeType) -> tuple[object, ...]:
     # A copy of its own for each code object, as of its other texts: which of them are one object is not the same in each process.
     file = "".join(code.co_filename)
     make, args = _reduce_code(code)
@@ -38,17 +38,17 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no ty
     Functions keep the names of their files: tracebacks say where a line is, and show it.
     """
 
-    dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
+    dispatch_table: ClassVar[ChainMap[type, object]] = ChainMap(
         {CodeType: _reduce_code_with_file}, cloudpickle.Pickler.dispatch_table
     )
 
 
-def dump_by_value(value: Any, file: Any) -> None:
+def dump_by_value(value: object, file: object) -> None:
     """Write a pickle of `value`. Raises what its parts raise."""
     ByValuePickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
 
 
-def dumps_by_value(value: Any) -> bytes:
+def dumps_by_value(value: object) -> bytes:
     """A pickle of `value`. Raises what its parts raise."""
     file = io.BytesIO()
     dump_by_value(value, file)
@@ -94,7 +94,7 @@ class _PlainPickler(pickle.Pickler):
         raise _ForeignError
 
 
-def encode_plain(value: Any) -> bytes | None:
+def encode_plain(value: object) -> bytes | None:
     """The pickle of plain data, which can be read everywhere; None where an object of some class is in it."""
     file = io.BytesIO()
     try:
@@ -104,7 +104,7 @@ def encode_plain(value: Any) -> bytes | None:
     return file.getvalue()
 
 
-def _plain_pickle(value: Any) -> bytes | None:
+def _plain_pickle(value: object) -> bytes | None:
     """What pickle itself makes of it, if that means the same everywhere."""
     try:
         data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
@@ -113,13 +113,13 @@ def _plain_pickle(value: Any) -> bytes | None:
     return None if mentions_own_modules(data) else data
 
 
-def reference_to(function: Callable[..., Any]) -> bytes | None:
+def reference_to(function: Callable[..., object]) -> bytes | None:
     """The pickle of a function that tells no more than its name, and so stays the same; None for others."""
     is_builtin = isinstance(function, BuiltinFunctionType) and isinstance(function.__self__, ModuleType)
     return _plain_pickle(function) if is_builtin or isinstance(function, FunctionType) else None
 
 
-def cannot_be_pickled(value: Any, error: Exception) -> TypeError:
+def cannot_be_pickled(value: object, error: Exception) -> TypeError:
     """What to raise when cloudpickle raised `error`."""
     return TypeError(
         f"cannot be pickled: {error} (in {_SHOWN.repr(value)}); "
@@ -149,7 +149,7 @@ def is_pickle(data: bytes) -> bool:
     return data[:1] == PICKLE
 
 
-def decode_json_call(data: bytes) -> tuple[list[Any], dict[str, Any]]:
+def decode_json_call(data: bytes) -> tuple[list[object], dict[str, object]]:
     """Arguments of a call in JSON: `{"args": […], "kwargs": {…}}`, a bare list, or nothing.
 
     Raises InvalidMessageError with the accepted forms.
@@ -180,7 +180,7 @@ def encode_json_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         raise TypeError(f"the arguments have no JSON form: {error}") from error
 
 
-def encode_json_result(value: Any) -> bytes:
+def encode_json_result(value: object) -> bytes:
     """`{"result": value}`; models and dataclasses are written as objects. Raises TypeError for what has no JSON form."""
     try:
         return json.dumps({"result": value}, allow_nan=False, default=_plain).encode()
@@ -188,7 +188,7 @@ def encode_json_result(value: Any) -> bytes:
         raise TypeError(f"the result has no JSON form: {error}") from error
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Models, dataclasses, dates, sets and the like, as pydantic writes them."""
     from pydantic_core import to_jsonable_python
 

@@ -34,8 +34,6 @@ FlusterError
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class FlusterError(Exception):
     """Anything that Fluster itself raises; users' own exceptions arrive as themselves."""
@@ -80,7 +78,7 @@ class ServiceError(BusError):
         super().__init__(message)
         self.code = code  # stable: a word that other versions understand as well
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.code, str(self))
 
 
@@ -90,7 +88,7 @@ class BusyError(ServiceError):
     def __init__(self, message: str) -> None:
         super().__init__(type(self).__name__, message)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self),)
 
 
@@ -100,7 +98,7 @@ class WireVersionError(ServiceError):
     def __init__(self, message: str) -> None:
         super().__init__(type(self).__name__, message)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self),)
 
 

@@ -96,7 +96,7 @@ class Line:
     Its socket is closed when the last thread has let go of it: before that its number could be another's.
     """
 
-    def __init__(self, sock: socket.socket, info: Mapping[str, Any]) -> None:
+    def __init__(self, sock: socket.socket, info: Mapping[str, object]) -> None:
         self._sock = sock
         self._stream: _Stream = _Tls(sock) if isinstance(sock, ssl.SSLSocket) else _Plain(sock)
         self._parser = Parser(wire.message)

@@ -57,7 +57,7 @@ def _words(text: str) -> list[str]:
         return text.split()
 
 
-def _is_generator(function: Callable[..., Any]) -> bool:
+def _is_generator(function: Callable[..., object]) -> bool:
     """Whether calling it runs none of its code, and gives a generator, or an asynchronous one, that would."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -77,13 +77,13 @@ class Entrypoint(Message):
     python: str | None = None
     """The minor version that pickled the callable, such as 3.12."""
     pickled: bytes | None = Field(default=None, max_length=MAX_ENTRYPOINT_BYTES, repr=False)
-    callable: Callable[..., Any] | None = Field(default=None, exclude=True)
+    callable: Callable[..., object] | None = Field(default=None, exclude=True)
     args: tuple[Any, ...] = Field(default=(), exclude=True)
     kwargs: Mapping[str, Any] = Field(default_factory=dict, exclude=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _pickle(cls, data: Any) -> Any:
+    def _pickle(cls, data: object) -> object:
         if isinstance(data, dict) and isinstance(data.get("command"), str):
             text = data["command"]
             raise ValueError(f"command={text[:_MAX_SHOWN]!r}: give it as a list, such as {_words(text[:_MAX_SHOWN])!r}")
@@ -186,7 +186,7 @@ class JobRequest(Message):
 
     @model_validator(mode="before")
     @classmethod
-    def _count_array(cls, data: Any) -> Any:
+    def _count_array(cls, data: object) -> object:
         if not isinstance(data, dict) or data.get("array") is None:
             return data
         array = TaskArray.model_validate(data["array"])
@@ -215,7 +215,7 @@ class JobRequest(Message):
 
     @field_validator("after", mode="before")
     @classmethod
-    def _ids_of(cls, value: Any) -> Any:
+    def _ids_of(cls, value: object) -> object:
         if isinstance(value, str):
             raise ValueError(f"after={value!r} is a text: give a list of job ids, such as ['prepare-3f2a']")
         if not isinstance(value, Sequence):

@@ -60,7 +60,7 @@ class _Named(threading.local):
     """What was named by what this thread is pickling."""
 
     def __init__(self) -> None:
-        self.things: list[weakref.ref[Any]] = []  # weak: what is pickled otherwise keeps nothing alive
+        self.things: list[weakref.ref[object]] = []  # weak: what is pickled otherwise keeps nothing alive
 
 
 _named = _Named()
@@ -82,7 +82,7 @@ def _keeping(payload: bytes) -> bytes:
     return kept
 
 
-def encode_whole(value: Any) -> bytes:
+def encode_whole(value: object) -> bytes:
     """The payload of `value` that holds everything itself, for any reader. Raises as `encode` does."""
     pickled = pickles.dump(value)
     payload = pickled if isinstance(pickled, bytes) else joined(pickled)
@@ -93,7 +93,7 @@ class Encoded(bytes):
     """Bytes that travel as they are: what reads them knows what they mean."""
 
 
-def encode_for(value: Any, inbox: str) -> bytes:
+def encode_for(value: object, inbox: str) -> bytes:
     """The payload of `value` for the owner of that `inbox`. Raises as `encode` does.
 
     What is lent stays until the receiver has taken it, for a minute at most, however soon the payload goes.

@@ -37,7 +37,7 @@ class Pickled(NamedTuple):
 class _Sink:
     __slots__ = ("write",)
 
-    def __init__(self, write: Callable[[Any], object]) -> None:
+    def __init__(self, write: Callable[[object], object]) -> None:
         self.write = write
 
 

@@ -53,7 +53,7 @@ def wait_for_item(queue: SimpleQueue[T]) -> T:
             return queue.get(timeout=LOOK_S)
 
 
-def _ends_within(future: Future[Any], timeout_s: float | None) -> bool:
+def _ends_within(future: Future[object], timeout_s: float | None) -> bool:
     with contextlib.suppress(TimeoutError, CancelledError):
         Future.exception(future, timeout_s)  # the base class's own, which only waits
     return future.done()

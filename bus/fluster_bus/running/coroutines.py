@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class SpawnedTasks:
         self._owner = owner
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def spawn(self, work: Coroutine[object, None, None], name: str) -> None:
         """Run `work` until it ends or `close`; an error in it is logged."""
         running = asyncio.create_task(work, name=name)
         self._tasks.add(running)

@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fluster_bus.access.keys import Key
 from fluster_bus.configuration.grants import Export
@@ -65,7 +64,7 @@ def account_token(
     `imports` are {what: the account that exports it}. `signers` may give any permission; the key of a scope gives that
     scope's. `revoked` are {user's public key: Unix time}: tokens which were issued to it until then are refused.
     """
-    claims: dict[str, Any] = {
+    claims: dict[str, object] = {
         "type": "account",
         "version": _VERSION,
         "limits": {**_ACCOUNT_LIMITS, **(_STREAM_LIMITS if has_streams else {})},
@@ -95,7 +94,7 @@ def user_token(
 
     With the key of a scope for `signer`, `permissions` must be None: the scope's apply.
     """
-    claims: dict[str, Any] = {"type": "user", "version": _VERSION, "tags": list(tags)}
+    claims: dict[str, object] = {"type": "user", "version": _VERSION, "tags": list(tags)}
     if signer.public != account:
         claims["issuer_account"] = account
     if permissions is not None:
@@ -103,25 +102,31 @@ def user_token(
     return _signed(signer, user, name, claims, expires_at)
 
 
-def _flow(export: Export) -> dict[str, Any]:
+def _flow(export: Export) -> dict[str, object]:
     return {"name": export.subject, "subject": export.subject, "type": "stream" if export.is_stream else "service"}
 
 
-def _export(export: Export) -> dict[str, Any]:
+def _export(export: Export) -> dict[str, object]:
     return {**_flow(export), **({"response_type": "Stream"} if export.many_answers else {})}
 
 
-def _scope(scope: Scope) -> dict[str, Any]:
+def _scope(scope: Scope) -> dict[str, object]:
     template = {**_allowed(scope.permissions), **_USER_LIMITS}
     return {"kind": "user_scope", "key": scope.key, "role": scope.role, "template": template}
 
 
-def _allowed(permissions: Permissions) -> dict[str, Any]:
+def _allowed(permissions: Permissions) -> dict[str, object]:
     return {"pub": {"allow": list(permissions.publish)}, "sub": {"allow": list(permissions.subscribe)}}
 
 
-def _signed(signer: Key, subject: str, name: str, claims: Mapping[str, Any], expires_at: int | None = None) -> str:
-    body: dict[str, Any] = {"iat": int(time.time()), "iss": signer.public, "name": name, "sub": subject, "nats": claims}
+def _signed(signer: Key, subject: str, name: str, claims: Mapping[str, object], expires_at: int | None = None) -> str:
+    body: dict[str, object] = {
+        "iat": int(time.time()),
+        "iss": signer.public,
+        "name": name,
+        "sub": subject,
+        "nats": claims,
+    }
     if expires_at is not None:
         body["exp"] = expires_at
     # Two tokens that say the same are one: the name of a token is the hash of what it says.

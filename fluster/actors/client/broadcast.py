@@ -309,5 +309,5 @@ def _set(done: asyncio.Future[None]) -> None:
         done.set_result(None)
 
 
-def _outcome(future: ActorFuture[T], error: BaseException | None, *, return_exceptions: bool) -> Any:
+def _outcome(future: ActorFuture[T], error: BaseException | None, *, return_exceptions: bool) -> object:
     return error if error is not None and return_exceptions else future.result()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Any
 
 from fluster.actors.client.rosters import Change, Joined, Left, Rosters
 from fluster.actors.protocol import frames
@@ -23,7 +22,7 @@ log = logging.getLogger(__name__)
 _READ_REGISTRY_S = 2.0  # and no more than half of what a call may take
 
 
-async def call_in_json(cluster: AsyncCluster, name: str, method: str, arguments: bytes, *, timeout_s: float) -> Any:
+async def call_in_json(cluster: AsyncCluster, name: str, method: str, arguments: bytes, *, timeout_s: float) -> object:
     """What a method of one of the actors of a name returns, read from JSON.
 
     The member is taken from the registry, which is watched until the answer comes. Where it cannot be read, the bus

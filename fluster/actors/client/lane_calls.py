@@ -226,7 +226,7 @@ def _note_number(message: MessageOut | BroadcastOut, number: int | None) -> None
             call.number = number
 
 
-def _when_done(future: ActorFuture[Any], wake: Callable[[], object]) -> None:
+def _when_done(future: ActorFuture[object], wake: Callable[[], object]) -> None:
     future.add_done_callback(lambda _done: wake())
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fluster_bus.messages import EnvironmentConfig, ResourceConfig
 
 C = TypeVar("C", bound=type)
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 # Methods that Fluster itself calls.
 ON_START, ON_STOP, ON_FAILURE, ON_RESTORE = "on_start", "on_stop", "on_failure", "on_restore"

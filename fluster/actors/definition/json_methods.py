@@ -15,7 +15,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from fluster.errors import InvalidArgumentsError
 
-_ANY: TypeAdapter[Any] = TypeAdapter(Any)
+_ANY: TypeAdapter[object] = TypeAdapter(Any)
 _RETURN = "return"
 _REF_TEMPLATE = "#/$defs/{model}"
 
@@ -27,7 +27,7 @@ class JsonMethod:
     JSON has it.
     """
 
-    def __init__(self, function: Callable[..., Any], *, takes_context: bool) -> None:
+    def __init__(self, function: Callable[..., object], *, takes_context: bool) -> None:
         """`function` is bound: called without `self`. Its first parameter is not the caller's if it takes a context."""
         self._name = getattr(function, "__name__", repr(function))
         try:
@@ -100,7 +100,7 @@ def _any_parameters() -> list[inspect.Parameter]:
     ]
 
 
-def _adapter(annotation: Any, scope: dict[str, Any]) -> TypeAdapter[Any]:
+def _adapter(annotation: object, scope: dict[str, object]) -> TypeAdapter[object]:
     if annotation is inspect.Signature.empty:
         return _ANY
     try:
@@ -112,7 +112,7 @@ def _adapter(annotation: Any, scope: dict[str, Any]) -> TypeAdapter[Any]:
         return _ANY
 
 
-def _validated(adapter: TypeAdapter[Any], wrong: list[str], path: tuple[str | int, ...], value: Any) -> Any:
+def _validated(adapter: TypeAdapter[object], wrong: list[str], path: tuple[str | int, ...], value: object) -> object:
     if adapter is _ANY:
         return value
     try:
@@ -125,14 +125,14 @@ def _validated(adapter: TypeAdapter[Any], wrong: list[str], path: tuple[str | in
         return value
 
 
-def _schema_of(adapter: TypeAdapter[Any], mode: JsonSchemaMode) -> JsonSchemaValue:
+def _schema_of(adapter: TypeAdapter[object], mode: JsonSchemaMode) -> JsonSchemaValue:
     try:
         return adapter.json_schema(mode=mode, ref_template=_REF_TEMPLATE)
     except Exception:  # it can be read and written, yet has no schema: a callable, or what a user's hook refuses
         return {}
 
 
-def _default(value: Any) -> dict[str, Any]:
+def _default(value: object) -> dict[str, object]:
     try:
         return {"default": to_jsonable_python(value)}
     except PydanticSerializationError:

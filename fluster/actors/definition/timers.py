@@ -9,13 +9,13 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fluster.actors.definition.definition import MethodInfo, is_context, method_of
 from fluster.actors.protocol.clock import Alarm, Clock
 from fluster_bus.connection.services_api import EndpointCounts
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 PREFIX = "every-"  # of what stands for a timer where others stand for methods; no method's name has a hyphen
 _MARK = "__fluster_every__"

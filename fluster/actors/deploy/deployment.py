@@ -139,7 +139,7 @@ class Deployment(Generic[T]):
 
 
 def job_request(
-    actor_class: type[Any],
+    actor_class: type[object],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
@@ -297,7 +297,7 @@ def _check_choice(option: str, value: str, known: tuple[str, ...]) -> None:
         raise ValueError(f"{option}={value!r} is not known: choose {' or '.join(repr(each) for each in known)}")
 
 
-def _check_arguments(actor_class: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _check_arguments(actor_class: type[object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Raise TypeError here, rather than in a process far away, when the constructor does not take them."""
     try:
         signature = inspect.signature(actor_class)

@@ -19,10 +19,10 @@ from fluster.errors import ForkedError
 from fluster_bus.core.errors import ClosedError
 from fluster_bus.messages import JobId
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class ActorPool(Generic[T]):
+class ActorPool(Generic[T_co]):
     """All actors that serve `name`; their methods are called as if they were here. Use it from any thread.
 
     `policy` chooses the member for a call: "round-robin" (unless told otherwise), "least" (the one with the fewest calls
@@ -36,7 +36,7 @@ class ActorPool(Generic[T]):
         cluster: Cluster,
         name: str,
         *,
-        actor_class: type[T] | None = None,
+        actor_class: type[T_co] | None = None,
         job_id: JobId | None = None,
         policy: str | Policy | None = None,
         fixed: tuple[Member, ...] | None = None,
@@ -44,7 +44,7 @@ class ActorPool(Generic[T]):
         if not isinstance(cluster, Cluster):
             raise TypeError(f"ActorPool takes a Cluster, not {cluster!r}: for an AsyncCluster take AsyncActorPool")
         self.portal = cluster.portal
-        self.asynchronous: AsyncActorPool[T] = AsyncActorPool(
+        self.asynchronous: AsyncActorPool[T_co] = AsyncActorPool(
             cluster.asynchronous,
             name,
             actor_class=actor_class,
@@ -56,7 +56,7 @@ class ActorPool(Generic[T]):
         self.asynchronous.use_lane()
         # Made once, which an AsyncActorPool could not: it would be kept by what it keeps.
         submit, broadcast = self.asynchronous.submit_call, self.asynchronous._offer_broadcast  # noqa: SLF001
-        self._call = Verb[T](self.asynchronous, "call", lambda *call: result_of(submit(*call, alone=True)))
+        self._call = Verb[T_co](self.asynchronous, "call", lambda *call: result_of(submit(*call, alone=True)))
         self._submit = Verb[Any](self.asynchronous, "submit", submit)
         self._broadcast = Verb[Any](self.asynchronous, "broadcast", lambda *call: BroadcastResult(*broadcast(*call)))
 
@@ -77,7 +77,7 @@ class ActorPool(Generic[T]):
         asynchronous = vars(self).get("asynchronous")
         raise no_attribute(self, name, None if asynchronous is None else asynchronous._methods)  # noqa: SLF001
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return _found_again, (self.name, self.asynchronous.recipe)
 
     @property
@@ -90,7 +90,7 @@ class ActorPool(Generic[T]):
         return self.asynchronous.job_id
 
     @property
-    def call(self) -> Verb[T]:
+    def call(self) -> Verb[T_co]:
         """`pool.call().method(…)`: one member after the other, chosen at each call; its result.
 
         Raises what the method raises; ActorNotFoundError at once when no actor serves the name; ActorDiedError,
@@ -125,14 +125,14 @@ class ActorPool(Generic[T]):
             self.asynchronous, self.asynchronous.mapped(UnorderedMapResults, max_out), check_timeout(timeout), wait=True
         )
 
-    def on(self, key: object) -> ActorHandle[T]:
+    def on(self, key: object) -> ActorHandle[T_co]:
         """`pool.on(key).call().method(…)`: for each key always the same member while it lives, for every client.
 
         Raises TypeError for a key other than text, bytes, int, bool, or a tuple of these.
         """
         return ActorHandle(self, None, key)
 
-    def to(self, member: Member | str) -> ActorHandle[T]:
+    def to(self, member: Member | str) -> ActorHandle[T_co]:
         """`pool.to(member).call().method(…)`: that one of `members()`, which may also be given by its endpoint's id."""
         return ActorHandle(self, member_id(self.name, member), None)
 

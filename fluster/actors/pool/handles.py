@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from fluster.actors.pool.blocking_pool import ActorPool
     from fluster.actors.pool.pool import AsyncActorPool
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class Verb(Generic[T]):
+class Verb(Generic[T_co]):
     """What stands between a pool and a method: `pool.call()`, `pool.submit()`, `pool.broadcast()`."""
 
     __slots__ = ("_methods", "_verb")
 
-    def __init__(self, pool: AsyncActorPool[Any], verb: str, start: Callable[..., Any]) -> None:
+    def __init__(self, pool: AsyncActorPool[object], verb: str, start: Callable[..., object]) -> None:
         self._verb = verb
         self._methods = Methods(pool, start, None, wait=False)
 
-    def __call__(self, *, timeout: float | None = None, wait: bool = False) -> T:
+    def __call__(self, *, timeout: float | None = None, wait: bool = False) -> T_co:
         """The actors' methods. `timeout` in seconds counts from each call, and goes before the method's own.
 
         With `wait`, a call that finds all mailboxes full waits for room, rather than raise MailboxFullError.
@@ -36,7 +36,7 @@ class Verb(Generic[T]):
         methods = self._methods
         if timeout is not None or wait:
             methods = methods._with(check_timeout(timeout), wait=wait)  # noqa: SLF001 - what has no underscore is the actors'
-        return methods  # type: ignore[return-value]  # it stands for the methods of T
+        return methods  # type: ignore[return-value]  # it stands for the methods of T_co
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -48,7 +48,7 @@ class Methods:
     """The actors' methods, behind a verb. Those that were asked for stay here as attributes, which Python finds by itself."""
 
     def __init__(
-        self, pool: AsyncActorPool[Any], start: Callable[..., Any], timeout: float | None, *, wait: bool
+        self, pool: AsyncActorPool[object], start: Callable[..., object], timeout: float | None, *, wait: bool
     ) -> None:
         self._pool = pool
         self._start = start
@@ -78,13 +78,13 @@ class Methods:
         return method
 
 
-class AsyncActorHandle(Generic[T]):
+class AsyncActorHandle(Generic[T_co]):
     """`pool.to(member)` or `pool.on(key)`: its `call()` and `submit()` are the pool's, for that member.
 
     It can be pickled, as its pool can.
     """
 
-    def __init__(self, pool: AsyncActorPool[T], member: str | None, key: object, policy: Policy | None) -> None:
+    def __init__(self, pool: AsyncActorPool[T_co], member: str | None, key: object, policy: Policy | None) -> None:
         self._pool = pool
         self._member = member
         self._key = key
@@ -93,7 +93,7 @@ class AsyncActorHandle(Generic[T]):
     def __repr__(self) -> str:
         return f"{self._pool!r}{_shown(self._member, self._key)}"
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return _found_again, (self._pool, self._member, self._key)
 
     @property
@@ -121,27 +121,27 @@ class AsyncActorHandle(Generic[T]):
         )
 
 
-class ActorHandle(Generic[T]):
+class ActorHandle(Generic[T_co]):
     """`pool.to(member)` or `pool.on(key)`: its `call()` and `submit()` are the pool's, for that member.
 
     It can be pickled, as its pool can.
     """
 
-    def __init__(self, pool: ActorPool[T], member: str | None, key: object) -> None:
+    def __init__(self, pool: ActorPool[T_co], member: str | None, key: object) -> None:
         self._pool = pool
         self._member = member
         self._key = key
         inner = pool.asynchronous
-        self.asynchronous: AsyncActorHandle[T] = inner.to(member) if member is not None else inner.on(key)
+        self.asynchronous: AsyncActorHandle[T_co] = inner.to(member) if member is not None else inner.on(key)
 
     def __repr__(self) -> str:
         return f"{self._pool!r}{_shown(self._member, self._key)}"
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return _found_again, (self._pool, self._member, self._key)
 
     @property
-    def call(self) -> Verb[T]:
+    def call(self) -> Verb[T_co]:
         """`handle.call().method(…)`: its result. Raises as `pool.call` does, and NotRunError when the member is gone."""
         submit = self.asynchronous._submit  # noqa: SLF001 - its twin's
         return Verb(self._pool.asynchronous, "call", lambda *call: result_of(submit(*call, alone=True)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fluster_bus.core.errors import FlusterError
 from fluster_bus.messages.notebook import table, view
@@ -20,7 +20,7 @@ def still_view(heading: str, state: object) -> str:
     return view(heading, {"state": state})
 
 
-async def live_view(heading: str, pool: AsyncActorPool[Any]) -> str:
+async def live_view(heading: str, pool: AsyncActorPool[object]) -> str:
     """HTML of a pool and its members, if the cluster answers soon."""
     try:
         async with asyncio.timeout(_PATIENCE_S):

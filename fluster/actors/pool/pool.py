@@ -40,6 +40,7 @@ from fluster_bus.messages import JobId, LogLine
 from fluster_bus.payloads import payloads
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 P = ParamSpec("P")
 Pool = TypeVar("Pool", bound="AsyncActorPool[Any]")
@@ -49,7 +50,7 @@ _MOST_CHECKED = 1_000  # names of methods that are known to be right
 
 def _on_own_loop(
     method: Callable[Concatenate[Pool, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Pool, P], Coroutine[Any, Any, T]]:
+) -> Callable[Concatenate[Pool, P], Coroutine[object, None, T]]:
     """Have a method run on the loop of its pool's connection, whichever awaits it."""
 
     @functools.wraps(method)
@@ -62,7 +63,7 @@ def _on_own_loop(
     return call
 
 
-class AsyncActorPool(Generic[T]):
+class AsyncActorPool(Generic[T_co]):
     """All actors that serve `name`; their methods are awaited.
 
     Make it where the cluster's event loop runs; its methods may be awaited on any. `actor_class`, where it is known, tells
@@ -77,7 +78,7 @@ class AsyncActorPool(Generic[T]):
         cluster: AsyncCluster,
         name: str,
         *,
-        actor_class: type[T] | None = None,
+        actor_class: type[T_co] | None = None,
         job_id: JobId | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
         policy: str | Policy | None = None,
@@ -109,11 +110,11 @@ class AsyncActorPool(Generic[T]):
     def __getattr__(self, name: str) -> NoReturn:
         raise no_attribute(self, name, self._methods_or_none())
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return _found_again, (self.name, self.recipe)
 
     @property
-    def recipe(self) -> dict[str, Any]:
+    def recipe(self) -> dict[str, object]:
         """What, beside its name, makes a pool like this one elsewhere."""
         return {
             "actor_class": self.actor_class,
@@ -165,14 +166,14 @@ class AsyncActorPool(Generic[T]):
 
         return start
 
-    def on(self, key: object) -> AsyncActorHandle[T]:
+    def on(self, key: object) -> AsyncActorHandle[T_co]:
         """`pool.on(key).call().method(…)`: for each key always the same member while it lives, for every client.
 
         Raises TypeError for a key other than text, bytes, int, bool, or a tuple of these.
         """
         return AsyncActorHandle(self, None, key, self._by_key.for_key(key))
 
-    def to(self, member: Member | str) -> AsyncActorHandle[T]:
+    def to(self, member: Member | str) -> AsyncActorHandle[T_co]:
         """`pool.to(member).call().method(…)`: that one of `members()`, which may also be given by its endpoint's id."""
         return AsyncActorHandle(self, member_id(self.name, member), None, None)
 

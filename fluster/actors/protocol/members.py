@@ -9,7 +9,7 @@ import select
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import Self
 
 from fluster.actors.protocol.frames import JSON, PICKLE, Moment
 from fluster_bus.core import subjects
@@ -161,7 +161,7 @@ def _moment(text: str) -> Moment:
     return moment
 
 
-def _numbers(told: Any) -> dict[str, float]:
+def _numbers(told: object) -> dict[str, float]:
     if not isinstance(told, dict) or not all(
         type(each) in (int, float) and 0 <= each < math.inf for each in told.values()
     ):
@@ -169,7 +169,7 @@ def _numbers(told: Any) -> dict[str, float]:
     return told
 
 
-def _counts(told: Any) -> dict[str, int]:
+def _counts(told: object) -> dict[str, int]:
     return {name: int(each) for name, each in _numbers(told).items()}
 
 

@@ -28,7 +28,7 @@ class ActorFuture(LazyFuture[T]):
     """
 
     _payload: Any = None  # of an answer that was not read yet
-    _sent: Any = None  # the Call, while it is out
+    _sent: object = None  # the Call, while it is out
 
     def __init__(  # the base's has nothing to do
         self,
@@ -167,7 +167,7 @@ class ActorFuture(LazyFuture[T]):
     def _error_of(self, payload: Any) -> BaseException:
         return decode_failure(payload)
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[object, None, T]:
         return asyncio.wrap_future(self).__await__()
 
     def __aiter__(self) -> AsyncIterator[Any]:

@@ -36,7 +36,7 @@ class LazyFuture(concurrent.futures.Future[T]):
             with state_lock:
                 if self._made is None:
                     self._waiters: list[Any] = []
-                    self._done_callbacks: list[Callable[[Any], Any]] = []
+                    self._done_callbacks: list[Callable[[object], object]] = []
                     self._made = threading.Condition()
         return self._made
 
@@ -81,7 +81,7 @@ class LazyFuture(concurrent.futures.Future[T]):
         if not self._end_unseen(None, exception):
             super().set_exception(exception)
 
-    def _end_unseen(self, result: Any, exception: BaseException | None) -> bool:
+    def _end_unseen(self, result: object, exception: BaseException | None) -> bool:
         """End it as long as its condition was not asked for; False when it has one, or is over."""
         with state_lock:
             if self._made is not None or self._state in _OVER:

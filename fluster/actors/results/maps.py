@@ -34,12 +34,12 @@ def iterated(items: Iterable[T]) -> Iterator[T]:
 class MapCalls:
     """Calls for the items of one map: `max_out` at most that were made and whose result was not taken yet."""
 
-    def __init__(self, items: Iterable[Any], submit: Callable[[Any], ActorFuture[Any]], max_out: int) -> None:
+    def __init__(self, items: Iterable[Any], submit: Callable[[Any], ActorFuture[object]], max_out: int) -> None:
         self._items: Iterator[Any] = iter(items)
         self._submit = submit
         self._max_out = max_out
         self._is_exhausted = False
-        self._under_way: set[ActorFuture[Any]] = set()
+        self._under_way: set[ActorFuture[object]] = set()
 
     def fill(self) -> list[ActorFuture[Any]]:
         """Make as many calls as there is room for: their futures, in order."""

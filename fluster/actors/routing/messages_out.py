@@ -49,7 +49,7 @@ class MessagesOut:
         self._last += 1
         return self._last
 
-    def send(self, pool: PoolState, member: Member | None, calls: dict[Any, Call], now: Moment) -> Send:
+    def send(self, pool: PoolState, member: Member | None, calls: dict[object, Call], now: Moment) -> Send:
         """One more message; its calls are out from now on."""
         number = self.next_number()
         self.put(number, MessageOut(pool, member, now, calls))

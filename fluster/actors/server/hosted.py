@@ -346,7 +346,7 @@ class HostedActor:
             return
         running = asyncio.run_coroutine_threadsafe(outcome_of(result, call.cancellation), self._actor_loop())
 
-        def finish(value: Any, error: BaseException | None) -> None:
+        def finish(value: object, error: BaseException | None) -> None:
             if error is None:
                 self._finish(call, group, started_ns, value, None)
             else:

@@ -152,13 +152,13 @@ class Producer:
     def is_async(self) -> bool:
         return self._async is not None
 
-    def _carried(self, item: Any) -> tuple[bytes, int]:
+    def _carried(self, item: object) -> tuple[bytes, int]:
         """An item as it travels, and its size."""
         data = self._encode(item)
         stored = self._store(data)
         return (data if stored is None else stored.result()), payloads.size_of(data)
 
-    async def _carried_later(self, item: Any) -> tuple[bytes, int]:
+    async def _carried_later(self, item: object) -> tuple[bytes, int]:
         """As `_carried`, while others go on."""
         data = self._encode(item)
         stored = self._store(data)
@@ -249,7 +249,7 @@ class _AsyncBursts:
         await generator.aclose()
 
 
-def _close_after_error(generator: Generator[Any, Any, Any]) -> None:
+def _close_after_error(generator: Generator[object, None, object]) -> None:
     """Where it was not the generator that failed, it has its `finally` to run."""
     try:
         generator.close()
@@ -257,7 +257,7 @@ def _close_after_error(generator: Generator[Any, Any, Any]) -> None:
         log.warning("a generator failed while it was closed", exc_info=error)
 
 
-async def _aclose_after_error(generator: AsyncGenerator[Any, Any]) -> None:
+async def _aclose_after_error(generator: AsyncGenerator[object, None]) -> None:
     try:
         await generator.aclose()
     except BaseException as error:

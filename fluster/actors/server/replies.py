@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from fluster.actors.definition.context import ActorContext, Cancellation
 from fluster.actors.definition.definition import MethodInfo
@@ -60,7 +59,7 @@ class Replies:
         self._counts = counts
         self._max_json = max_json  # a pickle may be stored
 
-    def send_result(self, call: ActorCall, result: Any) -> Exception | None:
+    def send_result(self, call: ActorCall, result: object) -> Exception | None:
         """Send the result; return what is wrong with it."""
         reply = call.reply
         if not reply:

@@ -80,7 +80,7 @@ class Streams:
         else:
             self._end_burst(producer, group, started_ns, running.result())
 
-    def _end_burst(self, producer: Producer, group: ConcurrencyGroup[Any], started_ns: int, ended: bool) -> None:
+    def _end_burst(self, producer: Producer, group: ConcurrencyGroup[object], started_ns: int, ended: bool) -> None:
         producer.processing_ns += time.perf_counter_ns() - started_ns
         if not ended:
             group.stand_aside()

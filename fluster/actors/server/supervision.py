@@ -20,13 +20,13 @@ from fluster_bus.core import codec
 
 log = logging.getLogger(__name__)
 
-Functions = Mapping[str, Callable[..., Any]]  # {method, or key of a timer: bound to an instance}
+Functions = Mapping[str, Callable[..., object]]  # {method, or key of a timer: bound to an instance}
 
 # For on_stop and on_failure, which others wait for. What makes an actor, its constructor and on_start, may take long.
 HOOK_TIMEOUT_S = 30.0
 
 
-def run_hook(instance: object, name: str, *args: Any, loop: Callable[[], asyncio.AbstractEventLoop]) -> Any:
+def run_hook(instance: object, name: str, *args: object, loop: Callable[[], asyncio.AbstractEventLoop]) -> object:
     """What the hook returns, None where the class has none. An asynchronous one is waited for, so not on `loop`."""
     hook = getattr(instance, name, None)
     result = hook(*args) if hook is not None else None
@@ -39,10 +39,10 @@ def run_hook(instance: object, name: str, *args: Any, loop: Callable[[], asyncio
 
 
 def start_hook(
-    instance: object, name: str, *args: Any, loop: Callable[[], asyncio.AbstractEventLoop]
-) -> Future[tuple[Any, BaseException | None]]:
+    instance: object, name: str, *args: object, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> Future[tuple[object, BaseException | None]]:
     """Run the hook on a thread of its own: what it returns, and what it raised. It may hang, and is left to itself then."""
-    outcome: Future[tuple[Any, BaseException | None]] = Future()
+    outcome: Future[tuple[object, BaseException | None]] = Future()
     outcome.set_running_or_notify_cancel()
 
     def run() -> None:
@@ -57,7 +57,7 @@ def start_hook(
 
 async def outcome_of(
     method: Coroutine[Any, Any, Any], cancellation: Cancellation | None = None
-) -> tuple[Any, BaseException | None]:
+) -> tuple[object, BaseException | None]:
     """What a coroutine returns or raises; never an exception, since some of them would end the loop."""
     try:
         if cancellation is not None:
@@ -67,7 +67,7 @@ async def outcome_of(
         return None, error
 
 
-def _cancelling(task: asyncio.Task[Any] | None) -> Callable[[], object]:
+def _cancelling(task: asyncio.Task[object] | None) -> Callable[[], object]:
     assert task is not None  # noqa: S101 - asked for in a coroutine
     return lambda: task.get_loop().call_soon_threadsafe(task.cancel)
 

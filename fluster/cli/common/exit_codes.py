@@ -145,7 +145,7 @@ def _judge(error: BaseException) -> tuple[ExitCode, str]:
     )
 
 
-def _told(place: tuple[int | str, ...], given: Any, message: str) -> str:
+def _told(place: tuple[int | str, ...], given: object, message: str) -> str:
     """One problem of a message: where it is, what is there if that is short, and what is wrong with it."""
     from fluster_bus.messages.parts.model import in_our_words
 

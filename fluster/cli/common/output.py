@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from fluster.cli.common.exit_codes import one_line
 from fluster.terminal import shown
@@ -29,12 +28,12 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def write_json(value: Any) -> None:
+def write_json(value: object) -> None:
     """`value`, indented for people on a terminal."""
     write(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
 
 
-def jsonable(value: Any) -> Any:
+def jsonable(value: object) -> object:
     """`value` where JSON has a form for it, else what Python shows."""
     try:
         json.dumps(value, allow_nan=False)

@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from fluster.cluster.jobs.arguments import check_job_id, check_number, log_start
 from fluster.cluster.jobs.job_states import UNANSWERED, JobStates
@@ -123,7 +122,7 @@ async def job_logs(
     *,
     wanted: LogFilter,
     tail: int | None = None,
-    until: Coroutine[Any, Any, None] | None = None,
+    until: Coroutine[object, None, None] | None = None,
 ) -> AsyncGenerator[list[LogChunk]]:
     """The lines stored so far, only the last `tail` of them if that is given; with `until`, also those that come
     before it returns. Each list has some that were there at once.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from fluster.errors import JobFailedError, JobResultError
 from fluster.remote_errors.readable_errors import restored
@@ -16,7 +15,7 @@ from fluster_bus.storage.objects import ObjectStore
 from fluster_bus.storage.stored_messages import ResultStore
 
 
-async def results_of(bus: Bus, info: JobInfo, task: int | None) -> Any:
+async def results_of(bus: Bus, info: JobInfo, task: int | None) -> object:
     """What the finished job returned: of its only task, of task `task`, or of all by rank.
 
     Raises what it raised, else JobFailedError; JobResultError, and ValueError for a task that it does not have.
@@ -25,7 +24,7 @@ async def results_of(bus: Bus, info: JobInfo, task: int | None) -> Any:
     return values if task is None and len(info.tasks) > 1 else values[0]
 
 
-async def plain_results_of(bus: Bus, info: JobInfo, task: int | None) -> Any:
+async def plain_results_of(bus: Bus, info: JobInfo, task: int | None) -> object:
     """The same where it is plain data, as JSON has it: no code of the job's runs here.
 
     Raises JobResultError for what has no such form, and as `results_of` does.
@@ -66,7 +65,7 @@ async def _pickled(bus: Bus, info: JobInfo, status: TaskStatus) -> bytes | None:
     return data[: len(data) - status.result.json_size]
 
 
-async def _plain(bus: Bus, info: JobInfo, status: TaskStatus) -> Any:
+async def _plain(bus: Bus, info: JobInfo, status: TaskStatus) -> object:
     result = status.result
     if result is None:
         return None
@@ -93,7 +92,7 @@ async def _stored(bus: Bus, info: JobInfo, status: TaskStatus, result: TaskResul
         raise JobResultError(f"{_name(info, status)} succeeded, but {error}") from error
 
 
-def _decoded(info: JobInfo, status: TaskStatus, pickled: bytes | None) -> Any:
+def _decoded(info: JobInfo, status: TaskStatus, pickled: bytes | None) -> object:
     if pickled is None:
         return None
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any
 
 from fray.actor import ActorContext, HostedActor
 from fray.client import JobAlreadyExists
@@ -55,7 +54,7 @@ class FlusterClient:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.cluster!r})"
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return client_here, ()
 
     # ---- jobs -------------------------------------------------------------------------------------------
@@ -103,10 +102,10 @@ class FlusterClient:
     def host_actor(
         self,
         actor_class: type,
-        *args: Any,
+        *args: object,
         name: str,
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008 - as the protocol has it
-        **kwargs: Any,
+        **kwargs: object,
     ) -> HostedActor:
         """Make the actor in this process, and serve it from here until `shutdown()` of what is returned."""
         check_servable(actor_class)
@@ -125,12 +124,12 @@ class FlusterClient:
     def create_actor(
         self,
         actor_class: type,
-        *args: Any,
+        *args: object,
         name: str,
         resources: ResourceConfig = ResourceConfig(),  # noqa: B008 - as the protocol has it
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         environment: EnvironmentConfig | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> FlusterActorHandle:
         """An actor, once it takes calls. Raises as `create_actor_group` and its `wait_ready` do; then nothing is
         left.
@@ -154,13 +153,13 @@ class FlusterClient:
     def create_actor_group(
         self,
         actor_class: type,
-        *args: Any,
+        *args: object,
         name: str,
         count: int,
         resources: ResourceConfig = ResourceConfig(),  # noqa: B008 - as the protocol has it
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         environment: EnvironmentConfig | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> FlusterActorGroup:
         """`count` actors, which come up as there is room for them. Their names are made unique.
 

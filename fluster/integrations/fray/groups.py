@@ -38,7 +38,7 @@ class FlusterActorGroup:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._count} {self._job_id}>"
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return _group, (self._job_id, self._count)
 
     @property
@@ -86,7 +86,7 @@ class FlusterActorGroup:
         except JobTimeoutError as error:
             log.warning("%s is still ending: %s", self._job_id, error)
 
-    def _bound(self) -> tuple[FlusterClient, ActorPool[Any]]:
+    def _bound(self) -> tuple[FlusterClient, ActorPool[object]]:
         if self._client is None:
             self._client = client_here()
         if self._pool is None:
@@ -95,7 +95,7 @@ class FlusterActorGroup:
 
     # ---- on the connection's loop -----------------------------------------------------------------------
 
-    async def _look(self, pool: AsyncActorPool[Any], most: int | None = None) -> list[FlusterActorHandle]:
+    async def _look(self, pool: AsyncActorPool[object], most: int | None = None) -> list[FlusterActorHandle]:
         roster = await pool.roster()
         new = []
         for member in roster.present():
@@ -106,7 +106,7 @@ class FlusterActorGroup:
                 new.append(self._found[member.task])
         return new
 
-    async def _wait(self, cluster: AsyncCluster, pool: AsyncActorPool[Any], wanted: int, timeout_s: float) -> None:
+    async def _wait(self, cluster: AsyncCluster, pool: AsyncActorPool[object], wanted: int, timeout_s: float) -> None:
         arrived = asyncio.ensure_future(self._arrival(pool, wanted))
         ended = asyncio.ensure_future(cluster.wait(self._job_id))
         try:
@@ -124,7 +124,7 @@ class FlusterActorGroup:
             arrived.cancel()
             ended.cancel()
 
-    async def _arrival(self, pool: AsyncActorPool[Any], wanted: int) -> None:
+    async def _arrival(self, pool: AsyncActorPool[object], wanted: int) -> None:
         roster = await pool.roster()
         while True:
             await self._look(pool, wanted)

@@ -44,7 +44,7 @@ class FlusterActorHandle:
     def __hash__(self) -> int:
         return hash((self._actor_name, self._index))
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return _handle, (self._actor_name, self._index)
 
     def __getattr__(self, name: str) -> FlusterActorMethod:
@@ -52,7 +52,7 @@ class FlusterActorHandle:
             raise AttributeError(name)
         return FlusterActorMethod(self, name)
 
-    def _bound(self) -> tuple[FlusterClient, ActorPool[Any]]:
+    def _bound(self) -> tuple[FlusterClient, ActorPool[object]]:
         """Found when it is first used: the receiver of a handle need not know yet where its cluster is."""
         if self._client is None:
             self._client = client_here()
@@ -74,7 +74,7 @@ class FlusterActorMethod:
         self._handle = handle
         self._name = name
 
-    def remote(self, *args: Any, **kwargs: Any) -> FlusterActorFuture:
+    def remote(self, *args: object, **kwargs: object) -> FlusterActorFuture:
         """Call it; the result comes with the future. Raises TypeError for arguments that cannot be pickled."""
         client, pool = self._handle._bound()  # noqa: SLF001 - its twin's
         return FlusterActorFuture(getattr(pool.submit(), self._name)(*args, **kwargs), client)
@@ -93,7 +93,7 @@ class FlusterActorMethod:
 class FlusterActorFuture:
     """The answer of an actor."""
 
-    def __init__(self, future: ActorFuture[Any], client: FlusterClient) -> None:
+    def __init__(self, future: ActorFuture[object], client: FlusterClient) -> None:
         self._future = future
         self._client = client
 

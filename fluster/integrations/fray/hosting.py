@@ -81,7 +81,7 @@ def serve(server: ActorServer, actor_name: str, instance: object, client: Fluste
     server.register(actor_name, served, initializer=lambda: _current_client_var.set(client))
 
 
-def _unbound(method: Callable[..., Any]) -> Callable[..., Any]:
+def _unbound(method: Callable[..., object]) -> Callable[..., object]:
     def call(_served: object, /, *args: Any, **kwargs: Any) -> Any:
         return method(*args, **kwargs)
 

@@ -46,7 +46,7 @@ class FlusterJobHandle:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._job_id}>"
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return _job_handle, (self._job_id,)
 
     @property

@@ -9,7 +9,6 @@ import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fluster_bus.messages import Capacity, WorkerId
 from fluster_services.worker.contract.container import (
@@ -98,7 +97,7 @@ def vm_container(
     )
 
 
-def create_body(vm: VMContainer) -> dict[str, Any]:
+def create_body(vm: VMContainer) -> dict[str, object]:
     """The request that has it made. It publishes no port, and has nothing of this machine but read-only packages and its folders.
 
     Standard input is the leash: the engine ends it when the program that attached is gone. It removes

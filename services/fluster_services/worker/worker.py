@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
@@ -160,7 +160,7 @@ class Worker:
         self._draining = draining
         self._new = self._follow_folder()
         self._tasks = asyncio.TaskGroup()
-        self._work: set[asyncio.Task[Any]] = set()  # what has to be over before the worker may leave
+        self._work: set[asyncio.Task[object]] = set()  # what has to be over before the worker may leave
         self._was_unknown = False  # to the controller, since its records were compared with what this worker has
         self._without_record: dict[str, float] = {}  # {attempt key: since when a look finds none}
 
@@ -285,18 +285,18 @@ class Worker:
     async def _on_apart(self, why: str | None) -> None:
         await self._attempts.wellness.on_apart(why)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[object, None, None]) -> None:
         try:
             self._track(self._tasks.create_task(work))
         except RuntimeError:  # the worker ends for another reason: its next run gives up what this one claimed
             work.close()
 
-    def _start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    def _start(self, work: Coroutine[object, None, Result]) -> asyncio.Task[Result]:
         task = self._tasks.create_task(work)
         self._track(task)
         return task
 
-    def _track(self, work: asyncio.Task[Any]) -> None:
+    def _track(self, work: asyncio.Task[object]) -> None:
         self._work.add(work)
         work.add_done_callback(self._work.discard)
 

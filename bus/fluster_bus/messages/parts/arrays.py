@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -25,7 +25,7 @@ class TaskArray(Message):
 
     @model_validator(mode="before")
     @classmethod
-    def _parse(cls, value: Any) -> Any:
+    def _parse(cls, value: object) -> object:
         if isinstance(value, range):
             if not value or value.start < 0 or value.step < 0:
                 raise ValueError(f"invalid array {value!r}: expected task numbers from 0 on, in ascending order")

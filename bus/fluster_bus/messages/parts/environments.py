@@ -6,7 +6,7 @@ import os
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -50,7 +50,7 @@ class EnvironmentConfig(Message):
 
     @field_validator("pip_packages", mode="before")
     @classmethod
-    def _no_text(cls, value: Any) -> Any:
+    def _no_text(cls, value: object) -> object:
         if isinstance(value, str):
             raise ValueError(f"pip_packages={value!r} is a text: give a list, such as ['numpy>=2', 'rich']")
         return value
@@ -88,7 +88,7 @@ class EnvironmentConfig(Message):
                 )
         return value
 
-    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+    def __repr_args__(self) -> Iterable[tuple[str | None, object]]:
         """What is shown of it: no values of variables that are likely to be secrets."""
         for name, value in super().__repr_args__():
             yield name, masked(value) if name == "env_vars" else value
@@ -120,7 +120,7 @@ class EnvironmentConfig(Message):
 
     @field_validator("secrets", mode="before")
     @classmethod
-    def _names_alone(cls, value: Any) -> Any:
+    def _names_alone(cls, value: object) -> object:
         if isinstance(value, str | Mapping):
             raise ValueError(
                 "secrets: give a list of the names of variables, such as ['HF_TOKEN'], without their values"

@@ -12,11 +12,11 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.core.names import did_you_mean, near_names
 
-_NOTHING_UNKNOWN: dict[str, Any] = {}  # one for all, since messages are frozen
+_NOTHING_UNKNOWN: dict[str, object] = {}  # one for all, since messages are frozen
 _MAX_PROBLEM_CHARACTERS = 200  # of each: names of fields and values are as long as their writer likes
 
 
-class _Arrived(dict[str, Any]):
+class _Arrived(dict[str, object]):
     """The unknown fields of a message that was read: a newer sender gave them, so this program made no mistake."""
 
 
@@ -49,7 +49,7 @@ def _by_position(kind: Any, values: tuple[Any, ...], named: Mapping[str, Any]) -
     return given
 
 
-def _problems(kind: type[BaseModel], given: Mapping[str, Any], error: ValidationError) -> Iterator[InitErrorDetails]:
+def _problems(kind: type[BaseModel], given: Mapping[str, object], error: ValidationError) -> Iterator[InitErrorDetails]:
     """What is wrong, without pydantic's prefixes and addresses, and without what follows from names that are unknown."""
     unknown = [name for name in given if name not in kind.model_fields]
     meant = {name: near_names(name, kind.model_fields) for name in unknown}
@@ -111,7 +111,7 @@ class Message(BaseModel, **_CALLED):
             raise ValueError(f"{type(self).__name__} has no field {unknown}{hint or '; it has ' + ', '.join(known)}")
         return self
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+    def model_copy(self, *, update: Mapping[str, object] | None = None, deep: bool = False) -> Self:
         """The message with some fields changed; they are not checked.
 
         Records are copied at each step of each task, and what pydantic does besides takes most of the time.
@@ -127,7 +127,7 @@ class Message(BaseModel, **_CALLED):
         object.__setattr__(copied, "__pydantic_private__", None)
         return copied
 
-    def compact_copy(self, update: Mapping[str, Any]) -> Self:
+    def compact_copy(self, update: Mapping[str, object]) -> Self:
         """As `model_copy`, for one of many that are kept: which fields were set is not, and takes as much as the fields.
 
         Each str or Message of another place that is meant to be shared has to be in `update`.

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
@@ -105,7 +105,7 @@ def parse_disk(value: int | str) -> int:
     return size
 
 
-def parse_size(value: Any) -> int:
+def parse_size(value: object) -> int:
     """Bytes of `"2GB"`, `"512MiB"`, `"4g"` (binary, as Docker has it) or a plain number. Raises ValueError."""
     size = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -129,7 +129,7 @@ class _DeviceConfig(Message):
     kind: str
 
     @model_serializer(mode="wrap")
-    def _tell_kind(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _tell_kind(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {"kind": self.kind, **write(self)}
 
 
@@ -230,7 +230,7 @@ class ResourceConfig(Message):
 
     @field_validator("resources", mode="before")
     @classmethod
-    def _check_resources(cls, value: Any) -> Mapping[str, float]:
+    def _check_resources(cls, value: object) -> Mapping[str, float]:
         return check_counts(value)
 
     @field_validator("labels")

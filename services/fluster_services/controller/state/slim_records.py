@@ -12,7 +12,6 @@ import hashlib
 import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from fluster_bus.messages import (
     Entrypoint,
@@ -34,7 +33,7 @@ _OVERHEAD_BYTES = 50  # of each value
 _WITHOUT_PARTS = frozenset({type(None), bool, int, float})
 _TEXTS, _ROWS = (str, bytes), (list, tuple)
 # What is not asked of a job that has finished: the same for all.
-_OF_NO_USE: Mapping[str, Any] = MappingProxyType(
+_OF_NO_USE: Mapping[str, object] = MappingProxyType(
     {
         "entrypoint": Entrypoint(pickled=_MARK),
         "resources": ResourceConfig(),

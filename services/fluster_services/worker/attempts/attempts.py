@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
@@ -227,7 +226,7 @@ class Attempts:
         del self.running[key]
 
     async def _contained(
-        self, row: Row[TaskRecord], key: str, work: Coroutine[Any, Any, None], running: RunningTask | None = None
+        self, row: Row[TaskRecord], key: str, work: Coroutine[object, None, None], running: RunningTask | None = None
     ) -> None:
         """What one attempt has left, or is, must not end the worker, and again each of its successors that adopts it."""
         try:

@@ -59,8 +59,8 @@ class OfferResponder:
         start: Callable[[Row[TaskRecord], str, JobRecord | None], Coroutine[Any, Any, None]],
         give_back: Callable[[str], Awaitable[None]],
         trouble: Callable[[], str | None],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        track: Callable[[asyncio.Task[Any]], None],
+        spawn: Callable[[Coroutine[object, None, None]], None],
+        track: Callable[[asyncio.Task[object]], None],
         on_lapse: Callable[[], None],
     ) -> None:
         self._worker_id = worker_id

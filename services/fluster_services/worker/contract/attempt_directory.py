@@ -205,12 +205,12 @@ def from_json(kind: type[_Data], data: Mapping[str, Any]) -> _Data:
     return kind(**values)
 
 
-def to_json(data: LaunchSpec | TaskError | ExitRecord) -> dict[str, Any]:
+def to_json(data: LaunchSpec | TaskError | ExitRecord) -> dict[str, object]:
     """Return `data` as what json.dumps takes."""
     return dataclasses.asdict(data)
 
 
-def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
+def write_json(path: str | Path, data: Mapping[str, object]) -> None:
     """Write `data` so that a reader sees all of it or nothing. Raises OSError."""
     draft = Path(f"{path}.draft")
     fd = open_task_fd(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -232,7 +232,7 @@ def read_json(path: str | Path, max_bytes: int = -1) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def read_task_json(path: Path) -> dict[str, Any] | None:
+def read_task_json(path: Path) -> dict[str, object] | None:
     """Return what a task has written there with `write_json`; it could also have put anything else there."""
     return read_json(path, _MAX_TASK_JSON_BYTES)
 
@@ -254,7 +254,7 @@ def open_task_fd(path: str | Path, flags: int) -> int:
     return fd
 
 
-def append_json(path: str | Path, data: Mapping[str, Any]) -> None:
+def append_json(path: str | Path, data: Mapping[str, object]) -> None:
     """Add a line to a file of lines, all of it or nothing. Raises OSError."""
     line = json.dumps(data).encode() + b"\n"
     fd = open_task_fd(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

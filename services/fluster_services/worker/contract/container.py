@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fluster.breakpoints import with_hook
 from fluster_services.worker.contract.container_output import INIT_VARIABLES
@@ -48,7 +48,7 @@ class Container:
     engine: str
     api_version: str
     name: str
-    body: dict[str, Any]  # of the request that has it made
+    body: dict[str, object]  # of the request that has it made
     files: dict[str, str] = field(default_factory=dict)  # {name in the task's folder: the file that is copied there}
     owner: list[int] | None = None  # user and group who get the task's folder; None: as it is made
     timeout_s: float = 60.0
@@ -122,7 +122,7 @@ def create_body(
     user: tuple[int, int],
     own: Libraries,
     given: Libraries,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The request that has the container made (https://docs.docker.com/reference/api/engine/, ContainerCreate).
 
     A task that should escape from it has: no capability, no way to get one, an ordinary user, a root that cannot be written
@@ -167,12 +167,12 @@ def create_body(
     }
 
 
-def bind(source: str, target: str, *, is_writable: bool = False) -> dict[str, Any]:
+def bind(source: str, target: str, *, is_writable: bool = False) -> dict[str, object]:
     """A place of this machine for the request that has a container made."""
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": not is_writable}
 
 
-def _hardening(profile: ProfileName) -> dict[str, Any]:
+def _hardening(profile: ProfileName) -> dict[str, object]:
     """What takes from a task what it has no need of. The trusted ones are as the image and the engine have them."""
     if profile == "trusted":
         return {}
@@ -184,13 +184,13 @@ def _hardening(profile: ProfileName) -> dict[str, Any]:
     }
 
 
-def _ulimits(settings: ContainerSettings) -> list[dict[str, Any]]:
+def _ulimits(settings: ContainerSettings) -> list[dict[str, object]]:
     asked = {**(_GPU_ULIMITS if settings.profile == "gpu" else {}), **settings.ulimits}
     return [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in asked.items()]
 
 
-def _limits(limits: Limits) -> dict[str, Any]:
-    asked: dict[str, Any] = {"PidsLimit": limits.pids or MAX_PIDS}
+def _limits(limits: Limits) -> dict[str, object]:
+    asked: dict[str, object] = {"PidsLimit": limits.pids or MAX_PIDS}
     if limits.memory:
         asked |= {"Memory": limits.memory, "MemorySwap": limits.memory}
     if limits.cpu:
@@ -202,7 +202,7 @@ def _limits(limits: Limits) -> dict[str, Any]:
 NO_GPUS = "could not select device driver"  # in what an engine says that has none of NVIDIA's
 
 
-def device_requests(devices: Sequence[str]) -> dict[str, Any]:
+def device_requests(devices: Sequence[str]) -> dict[str, object]:
     """What an engine is asked for so that a container has these GPUs, and no others."""
     if not devices:
         return {}

@@ -55,7 +55,7 @@ def main() -> None:
             _say(said)
 
 
-def _say(said: dict[str, Any]) -> None:
+def _say(said: dict[str, object]) -> None:
     sys.stdout.write(json.dumps(said) + "\n")
     sys.stdout.flush()
 

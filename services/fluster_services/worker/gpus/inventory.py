@@ -84,7 +84,7 @@ class GpuInventory:
         return tuple(gpu for gpu in self.gpus if gpu.is_usable)
 
 
-def gpu_as_json(gpu: Gpu) -> Mapping[str, Any]:
+def gpu_as_json(gpu: Gpu) -> Mapping[str, object]:
     """What `gpu_from_json` reads."""
     return asdict(gpu)
 

@@ -45,7 +45,7 @@ class Nvml:
     def __init__(self) -> None:
         pynvml.nvmlInit()
         self._pairs: dict[tuple[str, str], GpuPair] = {}  # it does not change while the machine is up
-        self._handles: dict[str, Any] = {}
+        self._handles: dict[str, object] = {}
 
     @staticmethod
     def close() -> None:
@@ -139,7 +139,7 @@ def _values(device: Any) -> Iterator[tuple[str, Any]]:
     yield "processes", _processes(device)
 
 
-def _memory(device: Any) -> Any:
+def _memory(device: object) -> Any:
     try:
         return pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)
     except NvmlError as error:
@@ -148,7 +148,7 @@ def _memory(device: Any) -> Any:
     return pynvml.nvmlDeviceGetMemoryInfo(device)  # of drivers before 510; it counts what the driver keeps as used
 
 
-def _processes(device: Any) -> tuple[GpuProcess, ...] | None:
+def _processes(device: object) -> tuple[GpuProcess, ...] | None:
     """Those that compute, and those that draw; a process may do both."""
     found: dict[int, GpuProcess] = {}
     is_told = False

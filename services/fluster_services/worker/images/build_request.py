@@ -17,7 +17,7 @@ import tarfile
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 from urllib.parse import urlencode
 
 from fluster_services.worker.engine.engine import EngineAwayError, EngineError
@@ -105,7 +105,7 @@ async def _send(http: h11.Connection, writer: asyncio.StreamWriter, context: IO[
 
 async def _messages(
     http: h11.Connection, reader: asyncio.StreamReader, engine: str
-) -> AsyncGenerator[dict[str, Any], None]:
+) -> AsyncGenerator[dict[str, object], None]:
     """What it says, line by line, until it has said all."""
     from h11 import Data, Response
 

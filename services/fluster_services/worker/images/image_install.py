@@ -14,7 +14,6 @@ import ssl
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 HERE = "/opt/fluster-build"
 ENVIRONMENT = "/opt/fluster-environment"
@@ -36,7 +35,7 @@ def look(name: str | None) -> None:
     subprocess.run([find_python(name), "-I", "-c", program], check=True)
 
 
-def install(recipe: dict[str, Any]) -> None:
+def install(recipe: dict[str, object]) -> None:
     """Fill the environment; run by the interpreter that it is for."""
     make_environment()
     if recipe["has_lock"]:

@@ -132,7 +132,7 @@ class ImageStore:
                         is_clean &= self._remove(client.remove_image, image["Id"])
         return is_clean
 
-    def _remove(self, remove: Callable[..., Any], name: str, **options: bool) -> bool:
+    def _remove(self, remove: Callable[..., object], name: str, **options: bool) -> bool:
         """Whether it is gone. The engine may be removing it already, or use it for a moment more."""
         try:
             with told(self._settings.engine):

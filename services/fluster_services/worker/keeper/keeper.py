@@ -371,7 +371,7 @@ class _Keeper:
             self._link.tell(self._standing())
             self._leave_no_trace()
 
-    def _told(self, name: str) -> dict[str, Any] | None:
+    def _told(self, name: str) -> dict[str, object] | None:
         """What the task said through its pipe since the disk had no room for that file."""
         return self._progress.words.get(name) if self._progress is not None else None
 

@@ -82,7 +82,7 @@ class TemplateHandle:
         self._socket.setblocking(False)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ids = itertools.count(1)
-        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}  # {request id: reply}
+        self._replies: dict[int, asyncio.Future[dict[str, object]]] = {}  # {request id: reply}
         self._room = asyncio.Semaphore(_MAX_REQUESTS_OUT)
         self._received = b""
         self._is_dead = False

@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fluster.progress_file import Progress
 from fluster_services.worker.contract.attempt_directory import ExitRecord, to_json
@@ -47,7 +47,7 @@ class WorkerLink:
         self,
         selector: selectors.BaseSelector,
         timers: Timers,
-        obey: Callable[[dict[str, Any]], None],
+        obey: Callable[[dict[str, object]], None],
     ) -> None:
         self._listener: socket.socket | None = None
         self._selector = selector
@@ -87,7 +87,7 @@ class WorkerLink:
         """Say that the attempt given was not begun."""
         self._say({"refused": {"error": str(error), "errno": getattr(error, "errno", None)}})
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _say(self, message: dict[str, object]) -> None:
         """Say a few bytes to a worker that waits for them."""
         if self._connection is None:
             return
@@ -116,7 +116,7 @@ class WorkerLink:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         self._selector.modify(connection.fileno(), events, self._on_message)
 
-    def _news(self, standing: Standing) -> dict[str, Any] | None:
+    def _news(self, standing: Standing) -> dict[str, object] | None:
         if not self._has_told_start:
             self._has_told_start = True
             return {"started": {"pid": standing.pid, "started_at": standing.started_at}}

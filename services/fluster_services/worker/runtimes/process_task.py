@@ -252,7 +252,7 @@ class ProcessTask:
         if known is not None:
             self.pid, self.started_at = known["task_pid"], known["started_at"]
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, object]) -> None:
         # With the keeper gone nothing is sent, and events() says so.
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")

@@ -277,9 +277,9 @@ class _Attendant:
             self._signal(asked, pid)
         return True
 
-    def _inspect(self) -> dict[str, Any]:
+    def _inspect(self) -> dict[str, object]:
         with told(self._container.engine):
-            state: dict[str, Any] = self._client.inspect_container(self._id)["State"]
+            state: dict[str, object] = self._client.inspect_container(self._id)["State"]
         return state
 
     def _patiently_inspected(self) -> dict[str, Any]:

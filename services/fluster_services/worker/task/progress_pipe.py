@@ -29,7 +29,7 @@ _INTERVAL_S = 0.25  # however often the task tells
 _TIMER = "progress"
 
 
-def leave_word(file: Path, data: Mapping[str, Any], *, pipe_folder: Path | None = None) -> None:
+def leave_word(file: Path, data: Mapping[str, object], *, pipe_folder: Path | None = None) -> None:
     """Write `data` to `file`; where that cannot be done, tell the keeper what is most important of it. Raises nothing.
 
     The keeper's pipe is in `pipe_folder`, which is that of the file unless given.
@@ -41,7 +41,7 @@ def leave_word(file: Path, data: Mapping[str, Any], *, pipe_folder: Path | None 
             _tell(_line(file.name, data), (pipe_folder or file.parent) / PROGRESS_PIPE)
 
 
-def _line(name: str, data: Mapping[str, Any]) -> bytes:
+def _line(name: str, data: Mapping[str, object]) -> bytes:
     characters = _MAX_CHARACTERS
     while True:
         short = {key: value[:characters] if isinstance(value, str) else value for key, value in data.items()}
@@ -64,7 +64,7 @@ class PipeWords:
     """What was reported through one pipe, by the name of the file in which it should have been."""
 
     def __init__(self) -> None:
-        self._words: dict[str, dict[str, Any]] = {}
+        self._words: dict[str, dict[str, object]] = {}
         self._rest = b""
 
     def feed(self, data: bytes) -> None:

@@ -29,7 +29,7 @@ MAX_JSON_BYTES = 1 << 20
 _MAX_REASON_CHARACTERS = 1_000
 
 
-def keep_result(value: Any, directory: Path) -> None:
+def keep_result(value: object, directory: Path) -> None:
     """Write `value` down, or why that cannot be done: the work is done, so the task has not failed."""
     draft = directory / f"{RESULT_FILE}.draft"
     try:
@@ -76,9 +76,9 @@ class FoundResult(NamedTuple):
     problem: str | None = None  # why it was not kept
 
 
-def find_result(directory: Path = Path(), told: Mapping[str, Any] | None = None) -> FoundResult:
+def find_result(directory: Path = Path(), told: Mapping[str, object] | None = None) -> FoundResult:
     """What the task that has `directory` returned; `told` is what the disk had no room for. Both may be of the task's own making."""
-    word: Mapping[str, Any] = told or {}
+    word: Mapping[str, object] = told or {}
     if not word and os.path.lexists(directory / RESULT_WORD_FILE):
         word = read_task_json(directory / RESULT_WORD_FILE) or {"reason": None}
     if "reason" in word:
@@ -94,7 +94,7 @@ def find_result(directory: Path = Path(), told: Mapping[str, Any] | None = None)
     return FoundResult(found.st_size, json_size if 0 < json_size <= min(found.st_size, MAX_JSON_BYTES) else 0)
 
 
-def _as_json(value: Any) -> bytes:
+def _as_json(value: object) -> bytes:
     """The value as JSON, tuples as lists; empty where it has no such form, or a long one."""
     try:
         text = json.dumps(value).encode()
@@ -114,7 +114,7 @@ class _Bounded(io.BytesIO):
         return super().write(data)
 
 
-def _pickled(value: Any) -> memoryview:
+def _pickled(value: object) -> memoryview:
     """As `codec.encode` does it, but no further than what may be kept."""
     file = _Bounded()
     try:
