@@ -49,14 +49,12 @@ CORES = {
     "fluster_services.controller.scheduling.worker_monitor": Core(("worker_monitor",), 3),
     "fluster_services.controller.state.liveness": Core(("liveness", "worker_monitor", "worker_index"), 0),
     # Of no effect: what follows of a gang is nothing for a job that is none.
-    "fluster_services.controller.rules.reconcile": Core(("reconcile", "gangs"), 1),
-    # Of no effect: a worker that has a bound on its tasks says how many it has left.
-    "fluster_services.controller.scheduling.reservation": Core(("reservation",), 1),
+    "fluster_services.controller.rules.reconcile": Core(("reconcile", "dependencies", "gangs"), 1),
     # Of no effect: amounts are equally long.
     "fluster_services.controller.state.worker_index": Core(("worker_index", "dispatch"), 1),
     # Not counted as a whole yet.
     "fluster_services.controller.scheduling.order": Core(
-        ("scheduler_lines", "scheduler", "fair_scheduling", "dispatch_of_namespaces", "kept_free"), None
+        ("reservation", "scheduler_lines", "scheduler", "fair_scheduling", "dispatch_of_namespaces", "kept_free"), None
     ),
     # Of no effect: a gang is not overtaken by itself, and each that is listed as overtaken has been since some time.
     "fluster_services.controller.scheduling.scheduler_lines": Core(

@@ -115,7 +115,7 @@ class LocalDaemons:
             from fluster_bus.messages import Namespace
             from fluster_services.controller.__main__ import run_controller
             from fluster_services.controller.controller import ControllerConfig
-            from fluster_services.controller.namespaces.server_users import LocalUsers
+            from fluster_services.controller.namespaces.namespace_reconciler import LocalUsers
 
             config = ControllerConfig(
                 address=self._server.credentials(Role.SERVICE),

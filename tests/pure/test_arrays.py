@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from fluster_bus.messages import Entrypoint, JobId, JobInfo, JobRequest, JobStatus, Namespace
 from fluster_bus.messages.parts.arrays import TaskArray
-from fluster_services.controller.scheduling.turns import Turns
+from fluster_services.controller.scheduling.order import Turns
 from fluster_services.controller.state.job_index import JobKey
 
 JOB = JobKey(Namespace("default"), JobId("job"))

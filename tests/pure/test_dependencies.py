@@ -7,8 +7,13 @@ from pydantic import ValidationError
 
 from fluster_bus.messages import Entrypoint, JobId, JobInfo, JobRecord, JobRequest, JobStatus
 from fluster_services import job_lifecycle
-from fluster_services.controller.rules.dependencies import next_record, unknown, waits_for
-from fluster_services.controller.rules.reconcile import missing_tasks, next_records
+from fluster_services.controller.rules.reconcile import (
+    missing_tasks,
+    next_dependent_record,
+    next_records,
+    unknown_dependency,
+    waits_for,
+)
 from fluster_services.controller.scheduling.explain import explain
 from fluster_services.controller.state.job_index import JobEntry, JobIndex, JobKey
 from fluster_services.job_info import job_info
@@ -38,32 +43,35 @@ def known(*jobs: JobRecord) -> dict[JobId, JobRecord]:
 def test_it_is_released_when_all_have_succeeded_and_not_before() -> None:
     job = waiting("a", "c", replicas=2)
     assert job_lifecycle.new_tasks(job) == []
-    assert next_record(job, known(job_record("a"), ended("c", S)), now=1) is None
-    released = next_record(job, known(ended("a", S), ended("c", S)), now=1)
+    assert next_dependent_record(job, known(job_record("a"), ended("c", S)), now=1) is None
+    released = next_dependent_record(job, known(ended("a", S), ended("c", S)), now=1)
     assert released is not None
     assert (released.state, released.released) == (JobStatus.PENDING, True)
     assert [each.number for each in released.transitions] == [1, 2]
     assert list(missing_tasks(JobEntry(row(job, 1)))) == []  # type: ignore[arg-type]
     tasks = list(missing_tasks(JobEntry(row(released, 2))))  # type: ignore[arg-type]
     assert [(task.task, task.transitions[-1].time) for task in tasks] == [(0, 1), (1, 1)]
-    assert next_record(released, {}, now=2) is None
+    assert next_dependent_record(released, {}, now=2) is None
 
 
 @pytest.mark.parametrize("state", [F, K, JobStatus.WORKER_FAILED, JobStatus.UNSCHEDULABLE])
 def test_it_fails_with_the_first_that_did_not_succeed_and_names_it(state: JobStatus) -> None:
     job = waiting("a", "c")
-    after = next_record(job, known(job_record("a"), ended("c", state, "exit code 3")), now=1)
+    after = next_dependent_record(job, known(job_record("a"), ended("c", state, "exit code 3")), now=1)
     assert after is not None
     assert (after.state, after.finished_at) == (F, 1)
     assert after.error_message == f"it was to run after job c, which ended as {state}: exit code 3"
-    assert next_record(waiting("a", "c", after_failure="run"), known(job_record("a"), ended("c", state)), now=1) is None
-    after = next_record(waiting("c", after_failure="run"), known(ended("c", state)), now=1)
+    assert (
+        next_dependent_record(waiting("a", "c", after_failure="run"), known(job_record("a"), ended("c", state)), now=1)
+        is None
+    )
+    after = next_dependent_record(waiting("c", after_failure="run"), known(ended("c", state)), now=1)
     assert after is not None
     assert after.released
 
 
 def test_a_dependency_whose_record_is_gone_is_over() -> None:
-    after = next_record(waiting("a"), {}, now=1)
+    after = next_dependent_record(waiting("a"), {}, now=1)
     assert after is not None
     assert after.released
 
@@ -107,7 +115,7 @@ def test_who_waits_for_whom_is_known_from_the_records_in_any_order() -> None:
 def test_one_that_does_not_exist_is_named_with_those_that_are_near() -> None:
     def why(name: str) -> str | None:
         there = [JobId("prepare-3f2a"), JobId("train-77b0")]
-        return unknown([there[1], JobId(name)], there.__contains__, lambda: there)
+        return unknown_dependency([there[1], JobId(name)], there.__contains__, lambda: there)
 
     assert why("prepare-3f2a") is None
     assert why("prepare-3f2b") == "after='prepare-3f2b': there is no such job; did you mean 'prepare-3f2a'?"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fluster_bus.messages import Capacity
 from fluster_services import capacity
-from fluster_services.controller.scheduling.reservation import choose
+from fluster_services.controller.scheduling.order import reserved_workers
 from fluster_services.controller.state.worker_index import WorkerView
 
 KINDS = ("cpu", "memory", "disk", "devices", "tasks", "licence")
@@ -81,13 +81,13 @@ def test_those_that_lack_least_are_chosen_one_task_after_the_other(
     for _ in range(count):
         able = [number for number in taken if could_hold_more(number)]
         if not able:
-            assert choose(_of(need), count, views) == (), "all together could not"
+            assert reserved_workers(_of(need), count, views) == (), "all together could not"
             return
         lacking = {
             number: (_missing(need, workers[number][0], in_use(number, workers[number][1])), number) for number in able
         }
         taken[min(able, key=lacking.__getitem__)] += 1
-    assert choose(_of(need), count, views) == tuple(f"w{number}" for number, tasks in taken.items() if tasks)
+    assert reserved_workers(_of(need), count, views) == tuple(f"w{number}" for number, tasks in taken.items() if tasks)
 
 
 def _lacks(kind: str, name: str, free: int, of: int = 8) -> WorkerView:
@@ -99,12 +99,12 @@ def _lacks(kind: str, name: str, free: int, of: int = 8) -> WorkerView:
 def test_any_kind_may_be_the_scarcest(kind: str) -> None:
     need = _of({**dict.fromkeys(KINDS, 1), kind: 1 if kind == "tasks" else 4})
     assert capacity.fits(need, _lacks(kind, "w", 8).free)
-    assert choose(need, 1, [_lacks(kind, "w1", 0), _lacks(kind, "w2", 1)]) == ("w2",)
-    assert choose(need, 1, [_lacks(kind, "w1", 0, of=4), _lacks(kind, "w2", 0)]) == ("w2",), (
+    assert reserved_workers(need, 1, [_lacks(kind, "w1", 0), _lacks(kind, "w2", 1)]) == ("w2",)
+    assert reserved_workers(need, 1, [_lacks(kind, "w1", 0, of=4), _lacks(kind, "w2", 0)]) == ("w2",), (
         "of more, it is a smaller part"
     )
 
 
 def test_what_the_task_does_not_need_is_not_looked_at() -> None:
     need = _of({**dict.fromkeys(KINDS, 0), "cpu": 1, "tasks": 1})
-    assert choose(need, 1, [_lacks("cpu", "w1", 1), _lacks("memory", "w2", 0)]) == ("w2",)
+    assert reserved_workers(need, 1, [_lacks("cpu", "w1", 1), _lacks("memory", "w2", 0)]) == ("w2",)

@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fluster_bus.messages import Capacity, JobId, Namespace
 from fluster_services.capacity import fits
-from fluster_services.controller.scheduling.order import Place, Starving, place_in_line
-from fluster_services.controller.scheduling.reservation import choose
+from fluster_services.controller.scheduling.order import Place, Starving, place_in_line, reserved_workers
 from fluster_services.controller.scheduling.scheduler import Scheduler
 from fluster_services.controller.scheduling.scheduler_lines import MAX_WINDOW
 from fluster_services.controller.state.job_index import JobKey
@@ -338,7 +337,7 @@ class _Workers:
                 WorkerView(name, Capacity(cpu=total, memory=99), Capacity(cpu=self.free[name], memory=99))
                 for name, total in self.total.items()
             ]
-            chosen = choose(starving.need, starving.count, views)
+            chosen = reserved_workers(starving.need, starving.count, views)
             if chosen:
                 self.kept_free = chosen
                 scheduler.reserve(starving)
@@ -489,10 +488,12 @@ def test_the_worker_that_lacks_least_is_kept_free() -> None:
     def view(name: str, total: float, free: float, memory: int = 9) -> WorkerView:
         return WorkerView(name, Capacity(cpu=total, memory=9), Capacity(cpu=free, memory=memory))
 
-    assert choose(LARGE, 1, [view("w1", 4, 1), view("w2", 4, 2), view("w3", 3, 3), view("w4", 8, 0)]) == ("w2",)
+    assert reserved_workers(LARGE, 1, [view("w1", 4, 1), view("w2", 4, 2), view("w3", 3, 3), view("w4", 8, 0)]) == (
+        "w2",
+    )
     whole = Capacity(cpu=4, memory=9)
-    assert choose(whole, 1, [view("w1", 4, 1), view("w2", 4, 2, memory=0)]) == ("w1",), "whatever is scarcest"
-    assert choose(LARGE, 1, [view("w3", 3, 3)]) == ()
+    assert reserved_workers(whole, 1, [view("w1", 4, 1), view("w2", 4, 2, memory=0)]) == ("w1",), "whatever is scarcest"
+    assert reserved_workers(LARGE, 1, [view("w3", 3, 3)]) == ()
 
 
 def test_a_gang_has_as_many_workers_kept_free_as_hold_it() -> None:
@@ -500,10 +501,10 @@ def test_a_gang_has_as_many_workers_kept_free_as_hold_it() -> None:
         return WorkerView(name, Capacity(cpu=total, memory=99), Capacity(cpu=free, memory=99))
 
     workers = [view("w1", 4, 0), view("w2", 4, 3), view("w3", 4, 1), view("w4", 0.5, 0.5)]
-    assert choose(SMALL, 3, workers) == ("w2",)
-    assert choose(SMALL, 4, workers) == ("w2", "w3")
-    assert choose(SMALL, 12, workers) == ("w1", "w2", "w3")
-    assert choose(SMALL, 13, workers) == (), "all together could not"
+    assert reserved_workers(SMALL, 3, workers) == ("w2",)
+    assert reserved_workers(SMALL, 4, workers) == ("w2", "w3")
+    assert reserved_workers(SMALL, 12, workers) == ("w1", "w2", "w3")
+    assert reserved_workers(SMALL, 13, workers) == (), "all together could not"
 
 
 def _gang_place(order: int) -> Place:

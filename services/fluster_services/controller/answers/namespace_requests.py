@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from fluster_services.controller.answers.requests import Requests
     from fluster_services.controller.leading.seat import Seat
     from fluster_services.controller.leading.store_setup import StoreSetup
-    from fluster_services.controller.namespaces.namespace_reconciler import NamespaceReconciler
+    from fluster_services.controller.namespaces.namespace_reconciler import NamespaceReconciler, ServerUsers
     from fluster_services.controller.namespaces.namespaces import NamespaceSet as Namespaces
-    from fluster_services.controller.namespaces.server_users import ServerUsers
     from fluster_services.controller.state.job_index import JobIndex
 
 _ANSWERED_S = 1.0  # by then it is said how far it is: who asks sends the request again, to learn when it is done

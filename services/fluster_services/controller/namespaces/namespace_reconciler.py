@@ -2,29 +2,35 @@
 
 What is to be done follows from the record alone, so nothing is lost when a leader is killed in the middle. What cannot be given
 room is taken back: its record goes to DELETING, as if it was dropped, and the reason is returned to the one who asked for it.
+
+On a machine's own cluster it also asks the supervisor to let users of further namespaces in (`fluster_services/local_users.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
 from fluster_bus.core.errors import BusError, RevisionConflictError, StorageError, StorageTimeoutError
 from fluster_bus.core.fault_log import FaultLog
 from fluster_bus.messages import Namespace, NamespaceRecord, NamespaceState
 from fluster_bus.provisioning.provisioning import delete_namespace
-from fluster_bus.running.coroutines import TimeSlices
+from fluster_bus.running.coroutines import TimeSlices, retried
 from fluster_services import job_lifecycle
+from fluster_services.local_users import ADD, FORGET, JOBS_FOLDER
 
 if TYPE_CHECKING:
-    from fluster_bus.connection.bus import Bus
     from fluster_bus.storage.tables import Row
     from fluster_services.controller.leading.record_writer import RecordWriter
     from fluster_services.controller.leading.seat import Seat
     from fluster_services.controller.leading.store_setup import StoreSetup
     from fluster_services.controller.namespaces.namespaces import NamespaceSet
-    from fluster_services.controller.namespaces.server_users import ServerUsers
     from fluster_services.controller.state.job_index import JobIndex, JobKey
 
 log = logging.getLogger(__name__)
@@ -32,6 +38,7 @@ log = logging.getLogger(__name__)
 _PAUSE_S = 0.2
 _LOOK_S = 0.2
 _KEPT_REFUSALS = 1_000
+_ANSWERED_S = 1.0
 
 
 class NamespaceReconciler:
@@ -176,3 +183,45 @@ class NamespaceReconciler:
 
     async def _move(self, row: Row[NamespaceRecord], state: NamespaceState) -> None:
         await self._namespaces.update(row.value.model_copy(update={"state": state}), row.revision)
+
+
+class LocalUsers:
+    """The users of a local cluster's server."""
+
+    def __init__(self, store_dir: Path, wishes: int) -> None:
+        self._folder = store_dir / JOBS_FOLDER
+        self._wishes = wishes
+
+    async def let_in(self, namespace: str) -> bool:
+        """Whether the server lets in the users of that namespace, within a second: it is to be asked again if it does not yet."""
+        file = self._folder / f"{namespace}.json"
+        self._wish(ADD, namespace)
+
+        async def connect(_left_s: float) -> None:
+            bus = await Bus.connect(BusAddress.parse(str(file)), name="looks-whether-it-is-let-in")
+            await bus.close()
+
+        try:
+            # There is no file yet, or the server reads its configuration at this moment.
+            await retried(connect, on=(BusError,), timeout_s=_ANSWERED_S)
+        except BusError:
+            return False
+        return True
+
+    def forget(self, namespace: str) -> None:
+        """The namespace is gone: its users need not be let in at the next start."""
+        self._wish(FORGET, namespace)
+
+    def _wish(self, verb: str, namespace: str) -> None:
+        with suppress(BlockingIOError):  # the supervisor is stopped: what is asked again is wished again
+            os.write(self._wishes, f"{verb} {namespace}\n".encode())
+
+
+class ServerUsers(Protocol):
+    """The users of a server with passwords that the cluster's own supervisor keeps."""
+
+    async def let_in(self, namespace: str, /) -> bool:
+        """Have the users of a namespace let in; False when that takes longer, and is to be asked again."""
+
+    def forget(self, namespace: str, /) -> None:
+        """The namespace is gone: have its users let in no more from the cluster's next start on."""

@@ -22,10 +22,8 @@ from fluster_bus.messages.namespaces import NamespaceRecord
 from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
 from fluster_services.capacity import class_of, fits, is_between_levels, needed
-from fluster_services.controller.scheduling.order import Place, Starving, place_in_line
-from fluster_services.controller.scheduling.reservation import choose
+from fluster_services.controller.scheduling.order import Place, Starving, Turns, place_in_line, reserved_workers
 from fluster_services.controller.scheduling.scheduler import Scheduler
-from fluster_services.controller.scheduling.turns import Turns
 from fluster_services.controller.state.job_index import JobIndex, JobKey
 from fluster_services.controller.state.worker_index import WorkerIndex
 
@@ -331,7 +329,7 @@ class Dispatch:
 
     def _could_run_on(self, starving: Starving) -> tuple[str, ...]:
         rooms = [room for room in self._worker_index.rooms() if room.name not in starving.need.elsewhere]
-        return choose(starving.need, starving.count, rooms)
+        return reserved_workers(starving.need, starving.count, rooms)
 
     # ---- offers -----------------------------------------------------------------------------------------
 

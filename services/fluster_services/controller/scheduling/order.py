@@ -1,13 +1,21 @@
-"""The order in which what waits is offered: by priority and submission, then by what its namespace has, and by its quota."""
+"""The order in which what waits is offered: by priority and submission, then by what its namespace has, and by its quota.
+
+Beside it: which tasks of a job may be offered when only so many of them may run at once, and which workers are kept free for a task, or
+for a gang, that has been overtaken for too long.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fluster_bus.messages import Capacity, Namespace
+from fluster_services import capacity
 from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.shares import NOTHING, Amount, Shares
+from fluster_services.controller.state.worker_index import WorkerView
 
 _ORDERS = 1 << 53  # beyond any order of submission
 
@@ -105,3 +113,108 @@ class TurnOrder:
         if kept is not None and (kept.place.job, kept.place.task) == (job, task):
             del self.kept[job.namespace]
             self._shares.on_freed()
+
+
+@dataclass
+class _Job:
+    limit: int
+    inside: set[int] = field(default_factory=set)  # offered, or held by a worker
+    outside: set[int] = field(default_factory=set)
+    line: list[int] = field(default_factory=list)  # heap of those outside; those that are gone stay until they come up
+
+
+class Turns:
+    """The tasks that have a turn, and those that wait for one, the lowest number first."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobKey, _Job] = {}
+
+    def enter(self, key: JobKey, task: int, limit: int, held: Iterable[int]) -> bool:
+        """True when a task that waits may be offered now; else it is given out later by `leave`.
+
+        `held` are the tasks that workers hold, asked once for each job.
+        """
+        job = self._jobs.get(key)
+        if job is None:
+            job = self._jobs[key] = _Job(limit, set(held))
+        if task in job.inside:
+            return True
+        if len(job.inside) < job.limit:
+            job.inside.add(task)
+            job.outside.discard(task)
+            return True
+        if task not in job.outside:
+            job.outside.add(task)
+            heapq.heappush(job.line, task)
+        return False
+
+    def leave(self, key: JobKey, task: int) -> int | None:
+        """A task neither waits nor runs: the one that has its turn now, if there is one."""
+        job = self._jobs.get(key)
+        if job is None:
+            return None
+        job.outside.discard(task)
+        job.inside.discard(task)
+        next_task = None
+        while job.line and next_task is None and len(job.inside) < job.limit:
+            first = heapq.heappop(job.line)
+            if first in job.outside:
+                next_task = first
+        if next_task is not None:
+            job.outside.discard(next_task)
+            job.inside.add(next_task)
+        elif not job.inside:
+            del self._jobs[key]
+        return next_task
+
+    def waits(self, key: JobKey, task: int) -> bool:
+        """True for a task that waits for its turn."""
+        job = self._jobs.get(key)
+        return job is not None and task in job.outside
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+
+def reserved_workers(need: Capacity, count: int, workers: Iterable[WorkerView]) -> tuple[str, ...]:
+    """The workers that could hold `count` such tasks at once, those that lack least of what these need, by name.
+
+    Empty when all together could not.
+    """
+    # {what the worker lacks for one task more, its name}, with what it would then have in all, and free
+    offered = [
+        (_lacking(need, worker.free, worker.total), worker.name, worker, worker.total, worker.free)
+        for worker in workers
+        if capacity.fits(need, worker.total)
+    ]
+    heapq.heapify(offered)
+    chosen: set[str] = set()
+    for _ in range(count):
+        if not offered:
+            return ()
+        _, name, worker, total, free = heapq.heappop(offered)
+        chosen.add(name)
+        total, free = capacity.minus(total, need), capacity.minus(free, need)
+        if capacity.fits(need, total):
+            heapq.heappush(offered, (_lacking(need, free, worker.total), name, worker, total, free))
+    return tuple(sorted(chosen))
+
+
+def _devices(need: Capacity, has: Capacity) -> int:
+    """How many devices are there that the task could be given together."""
+    known = capacity.models(has)
+    return known[need.variant] if need.variant in known else capacity.most_of_a_model(has)
+
+
+def _lacking(need: Capacity, free: Capacity, total: Capacity) -> float:
+    """The part of the worker that has to become free, of whatever is scarcest."""
+    left, of = dict(free.resources), dict(total.resources)
+    kinds = (
+        (need.cpu, free.cpu, total.cpu),
+        (need.memory, free.memory, total.memory),
+        (need.disk, free.disk, total.disk),
+        (need.devices, _devices(need, free), _devices(need, total)),
+        (need.tasks, free.tasks or 0, total.tasks),
+        *((count, left.get(name, 0), of[name]) for name, count in need.resources),
+    )
+    return max(((wanted - left) / of for wanted, left, of in kinds if of and wanted), default=0.0)

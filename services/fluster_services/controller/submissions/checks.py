@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from fluster_bus.messages import JobId, JobRecord, Namespace
 from fluster_bus.storage.submissions import first_unsettled
 from fluster_services import capacity
-from fluster_services.controller.rules import conflicts, dependencies
-from fluster_services.controller.rules.reconcile import why_attempt_is_over
+from fluster_services.controller.rules import conflicts
+from fluster_services.controller.rules.reconcile import unknown_dependency, why_attempt_is_over
 from fluster_services.controller.state.families import MAX_DEPTH
 from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.submissions.outcomes import (
@@ -146,7 +146,7 @@ class SubmissionChecks:
 
         def unknown() -> str | None:
             job_index = self._job_index
-            return dependencies.unknown(
+            return unknown_dependency(
                 job.request.after,
                 lambda job_id: job_index.get(JobKey(job.namespace, job_id)) is not None,
                 lambda: job_index.latest(job.namespace, _NAMES_COMPARED),

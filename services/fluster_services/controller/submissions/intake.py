@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -34,7 +35,7 @@ from fluster_services import job_lifecycle
 from fluster_services.controller.leading.event_log import refusal
 from fluster_services.controller.rules import conflicts
 from fluster_services.controller.rules.conflicts import Resolution
-from fluster_services.controller.state.job_index import JobKey
+from fluster_services.controller.state.job_index import JobIndex, JobKey
 from fluster_services.controller.state.slim_records import MAX_BODY_BYTES, weighs_more
 from fluster_services.controller.submissions.checks import SubmissionChecks
 from fluster_services.controller.submissions.outcomes import (
@@ -71,6 +72,7 @@ log = logging.getLogger(__name__)
 _RECORDED_AT_ONCE = 64
 _BYTES_AT_ONCE = 4 << 20  # of JSON, which takes up to thirty times as much once it is read
 _STREAM_TIMEOUT_S = 10.0
+_AT_ONCE = 1_000
 
 
 class IntakeRoom:
@@ -372,3 +374,38 @@ class Intake:
 def default_job_id(name: str, sequence: int) -> JobId:
     """Of a job whose request names none."""
     return JobId(f"{name[: MAX_NAME_LENGTH - 20]}-{sequence}")
+
+
+async def settle_lost_submissions(bus: Bus, job_index: JobIndex, writer: RecordWriter) -> None:
+    """Look once at each job, and complete what is missing of it."""
+    for number, key in enumerate(job_index.keys()):
+        if number % _AT_ONCE == 0:
+            await asyncio.sleep(0)
+        if _is_incomplete(job_index, key):
+            await retried(functools.partial(_settle, bus, job_index, writer, key), on=(BusError,), timeout_s=math.inf)
+
+
+def _is_incomplete(job_index: JobIndex, key: JobKey) -> bool:
+    entry = job_index.get(key)
+    if entry is None or entry.job is None:
+        return False
+    job = entry.job.value
+    lacks_tasks = len(entry.tasks) < job.request.replicas and not job_lifecycle.awaits_others(job)
+    return job.replacement is not None or (lacks_tasks and not job.state.finished())
+
+
+async def _settle(bus: Bus, job_index: JobIndex, writer: RecordWriter, key: JobKey, _left_s: float) -> None:
+    entry = job_index.get(key)
+    if entry is None or entry.job is None or not _is_incomplete(job_index, key):
+        return
+    row = entry.job
+    job, awaited = row.value, row.value.replacement
+    if await is_waiting(bus, job.order if awaited is None else awaited.order):
+        return  # it is completed when that is taken in
+    log.warning("job %s of namespace %s is completed without what was submitted", key.job_id, key.namespace)
+    if awaited is not None:
+        await writer.write(conflicts.unmark(job), row.revision)
+        return
+    for task in job_lifecycle.new_tasks(job):
+        if task.task not in entry.tasks:
+            await writer.record_task(task)
