@@ -44,8 +44,8 @@ class LeaseAnswer:
     unfinished: int
 
 
-class Voice:
-    """Speaks for one owner to one cluster."""
+class OwnerLeaseClient:
+    """Renews the lease of one owner, and reports its end, to the controller of one cluster."""
 
     def __init__(self, address: BusAddress, namespace: str, owner: str) -> None:
         self._address = address
@@ -53,7 +53,7 @@ class Voice:
         self._subject = subjects.jobs_verb(namespace, "own")
         self._owner = owner
 
-    def tell(self, *, ended: bool) -> LeaseAnswer | None:
+    def report(self, *, ended: bool) -> LeaseAnswer | None:
         """The controller's answer; None when there was none."""
         for line in Dialler(self._address, f"owner-{self._owner}").attempts():
             if not isinstance(line, Line):
@@ -111,19 +111,19 @@ class Watch:
                 return False
 
 
-def serve(voice: Voice, watch: Watch) -> None:
+def serve(client: OwnerLeaseClient, watch: Watch) -> None:
     """Tell that the program lives until it does not, and then that."""
     interval_s = pause_s = _FIRST_PAUSE_S
     longest_s = _LONGEST_PAUSE_S
     while not watch.has_ended(interval_s):
-        answer = voice.tell(ended=False)
+        answer = client.report(ended=False)
         if answer is None:
             interval_s = pause_s = min(2 * pause_s, longest_s)
             continue
         interval_s, pause_s = min(answer.lease_s / _IN_A_LEASE, _LONGEST_INTERVAL_S), _FIRST_PAUSE_S
         longest_s = min(_LONGEST_PAUSE_S, interval_s)  # after an absence of bus or controller there is one lease's time
     if not watch.is_released:
-        _tell_end(voice)
+        _tell_end(client)
 
 
 class LastWords:
@@ -150,10 +150,10 @@ class LastWords:
         return pause_s
 
 
-def _tell_end(voice: Voice) -> None:
+def _tell_end(client: OwnerLeaseClient) -> None:
     last_words = LastWords(time.monotonic())
     while True:
-        answer = voice.tell(ended=True)
+        answer = client.report(ended=True)
         pause_s = last_words.pause_s(answer, now=time.monotonic())
         if pause_s is None:
             return
@@ -178,7 +178,7 @@ def main() -> None:
     setup = read_line()
     os.chdir("/")
     address = BusAddress(**setup["address"])
-    serve(Voice(address, setup["namespace"], setup["owner"]), Watch(setup["pidfd"]))
+    serve(OwnerLeaseClient(address, setup["namespace"], setup["owner"]), Watch(setup["pidfd"]))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from fluster.cli.common.output import write, write_json, write_table
 from fluster.cli.credentials import AUTHORITY_VARIABLE, FOLDER, AuthorityFolder, split
 
 if TYPE_CHECKING:
-    from fluster_bus.trust.certificate_folder import CertificateFolder, Shown
+    from fluster_bus.trust.certificate_folder import CertificateFolder, StoredCertificate
 
 _SOON = timedelta(days=30)
 
@@ -98,15 +98,15 @@ def _tell(context: typer.Context, made: list[Path]) -> None:
         write(str(each))
 
 
-def _list(context: typer.Context, shown: list[Shown]) -> None:
+def _list(context: typer.Context, shown: list[StoredCertificate]) -> None:
     now = datetime.now(UTC)
     if Options.of(context).json:
         rows = [
             {
                 "name": each.name or "(authority)",
-                "hosts": list(each.told.hosts),
+                "hosts": list(each.info.hosts),
                 "state": _state(each, now),
-                "until": each.told.until.timestamp(),
+                "until": each.info.until.timestamp(),
                 "file": str(each.file),
             }
             for each in shown
@@ -119,14 +119,14 @@ def _list(context: typer.Context, shown: list[Shown]) -> None:
             [
                 each.name or "(authority)",
                 _state(each, now),
-                f"{each.told.until:%Y-%m-%d %H:%M UTC}",
-                ",".join(each.told.hosts) or "-",
+                f"{each.info.until:%Y-%m-%d %H:%M UTC}",
+                ",".join(each.info.hosts) or "-",
             ]
             for each in shown
         ],
     )
 
 
-def _state(shown: Shown, now: datetime) -> str:
-    state = shown.told.state(now)
-    return "ends soon" if state == "good" and shown.told.until < now + _SOON else state
+def _state(shown: StoredCertificate, now: datetime) -> str:
+    state = shown.info.state(now)
+    return "ends soon" if state == "good" and shown.info.until < now + _SOON else state

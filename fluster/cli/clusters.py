@@ -180,7 +180,7 @@ def up(
     with (
         ExitStack() as note,  # it is there until all has ended
         _usage(),
-        end_wanted() as ends,
+        stop_signals() as signals,
         LocalCluster(
             first,
             workers,
@@ -205,7 +205,7 @@ def up(
             on_progress=say,
         ) as cluster,
     ):
-        ends.is_up = True
+        signals.is_up = True
         file = cluster.store_dir / ADDRESS_FILE
         cluster.asynchronous.bus.address.save(file)
         try:
@@ -214,7 +214,7 @@ def up(
             say(f"the cluster is up, Ctrl-C ends it; its logs are in {cluster.store_dir / 'logs'}")
             if backend is None and not enforce_limits:
                 _note_capacity(cpu, _size(memory))
-            if ends.wait() == signal.SIGCHLD:
+            if signals.wait() == signal.SIGCHLD:
                 raise CommandError("the cluster's supervisor ended: see above, and its logs", ExitCode.NO_CLUSTER)
             say("the cluster ends")
         finally:
@@ -292,7 +292,7 @@ def _usage() -> Iterator[None]:
         raise CommandError(f"{option}={rest}" if option else str(error), ExitCode.USAGE) from error
 
 
-class Ends:
+class StopSignals:
     """Why the cluster is to end: signals to this process, or the end of its only child, the supervisor."""
 
     def __init__(self) -> None:
@@ -310,12 +310,12 @@ class Ends:
 
 
 @contextmanager
-def end_wanted() -> Iterator[Ends]:
-    ends = Ends()
+def stop_signals() -> Iterator[StopSignals]:
+    signals = StopSignals()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
-    previous = {number: signal.signal(number, ends.on_signal) for number in numbers}
+    previous = {number: signal.signal(number, signals.on_signal) for number in numbers}
     try:
-        yield ends
+        yield signals
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

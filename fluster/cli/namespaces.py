@@ -56,8 +56,8 @@ _NONE = "none"
 
 
 @dataclass(frozen=True)
-class _Given:
-    """What was typed, None where it was not."""
+class _QuotaOptions:
+    """The options as they were typed; None for those that were not."""
 
     cpus: str | None
     gpus: str | None
@@ -67,11 +67,11 @@ class _Given:
     weight: float | None
 
 
-def _with_quota(command: Callable[[typer.Context, str, _Given], None]) -> Callable[..., None]:
+def _with_quota(command: Callable[[typer.Context, str, _QuotaOptions], None]) -> Callable[..., None]:
     """The command with the options of a quota."""
 
     def run(context: typer.Context, name: str, **given: Any) -> None:
-        command(context, name, _Given(**given))
+        command(context, name, _QuotaOptions(**given))
 
     kinds = {"context": typer.Context, "name": _Name, **_QUOTA}
     parameters = [
@@ -89,7 +89,7 @@ def _with_quota(command: Callable[[typer.Context, str, _Given], None]) -> Callab
 
 
 @_with_quota
-def add(context: typer.Context, name: str, given: _Given) -> None:
+def add(context: typer.Context, name: str, given: _QuotaOptions) -> None:
     """Add a namespace to the running cluster. It is there when this returns; its users need credentials.
 
     Try:
@@ -107,7 +107,7 @@ def add(context: typer.Context, name: str, given: _Given) -> None:
 
 
 @_with_quota
-def set_(context: typer.Context, name: str, given: _Given) -> None:
+def set_(context: typer.Context, name: str, given: _QuotaOptions) -> None:
     """Change the quota or the weight of a namespace. What is not named stays as it is.
 
     Try:
@@ -206,7 +206,7 @@ def _told(quota: NamespaceQuota) -> str:
     return told + (f", priorities up to {quota.max_priority}" if quota.max_priority else "")
 
 
-def _quota(given: _Given) -> dict[QuotaName, int | float | None]:
+def _quota(given: _QuotaOptions) -> dict[QuotaName, int | float | None]:
     """What was given, None for `none`. Raises CommandError."""
     from fluster_bus.messages import parse_size
 
@@ -239,7 +239,7 @@ def _value(option: str, text: str, read: Callable[[str], int | float]) -> int | 
     return value
 
 
-def _weight(given: _Given) -> float | None:
+def _weight(given: _QuotaOptions) -> float | None:
     from fluster_bus.messages.namespaces import MAX_WEIGHT
 
     if given.weight is not None and not 0 < given.weight <= MAX_WEIGHT:

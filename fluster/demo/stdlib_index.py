@@ -113,7 +113,7 @@ class Report:
     found: Ranking  # files that use the name which was looked for
 
 
-class Desk:
+class ProgressDisplay:
     """An actor in the process at the terminal: the job tells it how far it is, and the outcome."""
 
     def __init__(self, bar: Progress, files: int) -> None:
@@ -153,7 +153,7 @@ def index_files(paths: list[str], addresses: list[str]) -> Counter[str]:
 def build_index(paths: list[str], find: str, workers: int) -> None:
     """The job. The workers and actors that it starts end with it."""
     cluster = current_cluster()
-    desk: ActorPool[Desk] = ActorPool(cluster, "desk")
+    display: ActorPool[ProgressDisplay] = ActorPool(cluster, "display")
     index = deploy(cluster, Shard, replicas=SHARDS)
     addresses = [member.address for member in index.members()]
     counts: Counter[str] = Counter()
@@ -161,28 +161,28 @@ def build_index(paths: list[str], find: str, workers: int) -> None:
         parts = [paths[start : start + FILES_A_TASK] for start in range(0, len(paths), FILES_A_TASK)]
         for task in as_completed([pool.submit(index_files, part, addresses) for part in parts]):
             counts += task.result()
-            desk.call().advance(task.result()["files"])
+            display.call().advance(task.result()["files"])
     top: dict[str, int] = {}
     for shard_counts, shard_top in index.broadcast().summary().results():
         counts += shard_counts
         top.update(shard_top)
     found = shards_at(addresses)[shard_of(find)].call().where(find)
-    desk.call().hand_in(Report(counts, ranking(top, TOP), found))
+    display.call().hand_in(Report(counts, ranking(top, TOP), found))
 
 
 def on_cluster(paths: list[str], find: str, workers: int) -> Report:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     with LocalCluster(cpu=workers + 1) as cluster, bar:
-        desk = Desk(bar, len(paths))
+        display = ProgressDisplay(bar, len(paths))
         server = ActorServer(cluster)
-        server.register("desk", desk)
+        server.register("display", display)
         server.serve_background()
         entrypoint = Entrypoint(callable=build_index, args=(paths, find, workers))
         job = cluster.launch(JobRequest(name="stdlib-index", entrypoint=entrypoint, resources=SMALL))
         cluster.wait(job, raise_on_failure=True)
-    assert desk.report is not None  # handed in, since the job succeeded
-    return desk.report
+    assert display.report is not None  # handed in, since the job succeeded
+    return display.report
 
 
 def in_one_process(paths: list[str], find: str) -> Report:

@@ -121,7 +121,7 @@ class OwnWorkers:
                 cluster = self.cluster
                 variables = {**threads, **self._environment.env_vars}
                 environment = self._environment.model_copy(update={"env_vars": variables})
-                self._shared = _pools.join(self, Wanted(cluster, self._resources, environment))
+                self._shared = _pools.join(self, PoolSpec(cluster, self._resources, environment))
                 cluster.end_before_close(self, self.leave)
             return self._shared.sized(workers)
 
@@ -141,7 +141,7 @@ class OwnWorkers:
 
     def _leave(self, shared: SharedPool) -> None:
         self._shared = None
-        shared.wanted.cluster.has_ended(self)
+        shared.spec.cluster.has_ended(self)
         _pools.leave(self, shared)
 
     def leave_soon(self) -> None:
@@ -150,8 +150,8 @@ class OwnWorkers:
             threading.Thread(target=self.leave, name="end of joblib's workers", daemon=True).start()
 
 
-class Wanted(NamedTuple):
-    """What workers are to be."""
+class PoolSpec(NamedTuple):
+    """What a pool is made of. Those who ask for the same share one."""
 
     cluster: Cluster
     resources: ResourceConfig
@@ -161,8 +161,8 @@ class Wanted(NamedTuple):
 class SharedPool:
     """The workers of all who want the same. It is made with the first size."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self.wanted = wanted
+    def __init__(self, spec: PoolSpec) -> None:
+        self.spec = spec
         self.users: weakref.WeakSet[OwnWorkers] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._pool: WorkerPool | None = None
@@ -176,7 +176,7 @@ class SharedPool:
         """The pool, which has so many at least."""
         with self._lock:
             if self._pool is None:
-                cluster, resources, environment = self.wanted
+                cluster, resources, environment = self.spec
                 self._pool = WorkerPool(cluster, workers, resources, environment=environment, name_prefix="joblib")
             elif workers > self._pool.num_workers:
                 self._pool.resize(workers)
@@ -201,14 +201,14 @@ class SharedPools:
         self._lock = threading.Lock()
         self._pools: list[SharedPool] = []
 
-    def join(self, user: OwnWorkers, wanted: Wanted) -> SharedPool:
+    def join(self, user: OwnWorkers, spec: PoolSpec) -> SharedPool:
         """The one of such workers, which lasts until the last of its users leaves."""
         with self._lock:
             for each in self._pools:
-                if each.wanted == wanted and not each.is_over:
+                if each.spec == spec and not each.is_over:
                     break
             else:
-                each = SharedPool(wanted)
+                each = SharedPool(spec)
                 self._pools.append(each)
             each.users.add(user)
             return each

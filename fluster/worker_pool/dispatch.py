@@ -101,7 +101,7 @@ class Loss(Enum):
 
 
 @dataclass(slots=True)
-class _Given:
+class _Assignment:
     """A unit that a worker has."""
 
     at: float
@@ -111,7 +111,7 @@ class _Given:
 @dataclass(slots=True, eq=False)
 class _Worker:
     name: str
-    out: dict[Unit, _Given] = field(default_factory=dict)
+    out: dict[Unit, _Assignment] = field(default_factory=dict)
     backlog_s: float = 0.0
     answered_at: float = 0.0  # when the newest answer came
     # Of a unit and its answer, there and back, when nothing was in their way; infinity: not known.
@@ -195,7 +195,7 @@ class Dispatch:
             self._again.append(unit)
         return True
 
-    def _take(self, unit: Unit) -> tuple[_Worker, _Given]:
+    def _take(self, unit: Unit) -> tuple[_Worker, _Assignment]:
         worker = self._worker_of.pop(unit)
         given = worker.out.pop(unit)
         worker.backlog_s -= given.expected_s
@@ -252,7 +252,7 @@ class Dispatch:
     def _give(self, worker: _Worker, unit: Unit, now: float) -> None:
         expected_s = unit.pace.expected_s(unit.size)
         expected_s = expected_s if math.isfinite(expected_s) else AHEAD_S
-        worker.out[unit] = _Given(now, expected_s)
+        worker.out[unit] = _Assignment(now, expected_s)
         self._supplied += len(worker.out) == _SUPPLIED
         worker.backlog_s += expected_s
         self._worker_of[unit] = worker

@@ -47,13 +47,13 @@ _LOOK_AT_DISK_S = 2.0
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-class StoreRoom:
+class DiskRecovery:
     """Tells when a nats-server is to be started anew: a stream that it could not write once stays closed until then."""
 
     def __init__(self) -> None:
         self._was_full = False
 
-    def see(self, free_bytes: int) -> bool:
+    def observe(self, free_bytes: int) -> bool:
         """True once there is room again, after a time in which the largest message would not have found any."""
         if free_bytes < MAX_PAYLOAD_BYTES:
             self._was_full = True
@@ -73,7 +73,7 @@ class Supervisor:
     server: EmbeddedServer
     daemons: list[Daemon] = field(default_factory=list)
     server_restart_at: float | None = None
-    room: StoreRoom = field(default_factory=StoreRoom)
+    disk_recovery: DiskRecovery = field(default_factory=DiskRecovery)
 
     def __post_init__(self) -> None:
         self.life_end, self._life = os.pipe()  # a holder of the first reads the end of this process
@@ -209,7 +209,7 @@ class Supervisor:
         except OSError as error:
             sys.stderr.write(f"the server's folder cannot be looked at: {error}\n")
             return
-        if self.room.see(free_bytes) and self.server_restart_at is None:
+        if self.disk_recovery.observe(free_bytes) and self.server_restart_at is None:
             sys.stderr.write("nats-server is started again, now that its disk has room\n")
             self._selector.unregister(self.server)
             self.server.stop()

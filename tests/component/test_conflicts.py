@@ -15,7 +15,7 @@ from fluster_bus.connection.bus import Bus
 from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.roles import Role
-from fluster_bus.messages import JobId, JobStatus, Look, TaskError, TaskRecord
+from fluster_bus.messages import JobId, JobStatus, RecordChanged, TaskError, TaskRecord
 from fluster_bus.messages.records import Replacement
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage import submissions as submissions_module
@@ -100,7 +100,7 @@ async def test_a_job_is_replaced_when_it_is_gone_with_what_it_launched(
 ) -> None:
     worker = await start_worker(plan=STAY_RUNNING, cpu=8)
     held_back: asyncio.Event = asyncio.Event()
-    obey = worker._on_look
+    obey = worker._on_record_changed
 
     async def obey_later(*arguments: object) -> None:
         await held_back.wait()
@@ -269,8 +269,8 @@ async def test_a_controller_that_dies_in_the_middle_of_it(
         running = await start_controller()
         for task in range(4):
             # The wish may have been written without the worker hearing of it: a real worker reads its claims again now and then.
-            look = Look(namespace=NS, job_id=MINE, task=task)
-            await worker._on_look(Delivery("look", look.to_json()))
+            look = RecordChanged(namespace=NS, job_id=MINE, task=task)
+            await worker._on_record_changed(Delivery("look", look.to_json()))
         await replacing
         info = await cluster.wait(MINE, timeout=60)
         assert (info.status, info.name, len(info.tasks)) == (S, "new", 2)

@@ -11,17 +11,17 @@ import pytest
 from fluster_services.worker.contract.attempt_directory import LOG_FILE
 from fluster_services.worker.contract.spool import Stream, read_spool
 from fluster_services.worker.linux.timers import Timers
-from fluster_services.worker.task.task_output import AsFound, InOrder, TaskOutput
+from fluster_services.worker.task.task_output import EpollPipes, SelectPipes, TaskOutput
 
 LOOK_S = 60
 # Also with what systems have that lack the kernel's queue.
-anywhere = pytest.mark.parametrize("task", [InOrder, AsFound], indirect=True)
+anywhere = pytest.mark.parametrize("task", [EpollPipes, SelectPipes], indirect=True)
 
 
 class _Task:
     """The writing ends of a task's streams; `look` is a round of its keeper."""
 
-    def __init__(self, readable: type[InOrder | AsFound]) -> None:
+    def __init__(self, readable: type[EpollPipes | SelectPipes]) -> None:
         self._selector = selectors.DefaultSelector()
         self.output = TaskOutput(
             self._selector, Timers(), max_line_bytes=1 << 16, max_log_bytes=1 << 30, readable=readable
@@ -57,7 +57,7 @@ class _Task:
 @pytest.fixture
 def task(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Task]:
     monkeypatch.chdir(tmp_path)
-    task = _Task(getattr(request, "param", InOrder))
+    task = _Task(getattr(request, "param", EpollPipes))
     yield task
     task.close()
 

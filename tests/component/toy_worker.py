@@ -16,10 +16,10 @@ from fluster_bus.messages import (
     Heartbeat,
     HeartbeatReply,
     JobStatus,
-    Look,
     Namespace,
     Offer,
     OfferReply,
+    RecordChanged,
     TaskRecord,
     WorkerId,
     WorkerInfo,
@@ -79,7 +79,7 @@ class ToyWorker:
 
     async def start(self) -> ToyWorker:
         await self._register()
-        await self.bus.subscribe(subjects.worker_verb(self.worker_id, "look"), self._on_look)
+        await self.bus.subscribe(subjects.worker_verb(self.worker_id, "look"), self._on_record_changed)
         await self.bus.serve(subjects.worker_verb(self.worker_id, "offer"), Offer, self._on_offer)
         await self._cover()
         self.bus.spawn(self._beat_forever(), f"{self.worker_id} beats")
@@ -189,8 +189,8 @@ class ToyWorker:
         await self._cover()
         return await self.claims.end(row, state, reason, exit_code=0 if state is JobStatus.SUCCEEDED else 1)
 
-    async def _on_look(self, delivery: Delivery) -> None:
-        look = Look.from_json(delivery.data)
+    async def _on_record_changed(self, delivery: Delivery) -> None:
+        look = RecordChanged.from_json(delivery.data)
         row = await self.claims.look(look.namespace, look.job_id, look.task)
         if row is None or self.silent:
             return

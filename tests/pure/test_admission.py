@@ -10,21 +10,21 @@ import pytest
 from fluster_bus.access.keys import Key, KeyKind
 from fluster_bus.core.errors import InvalidNameError, ServiceError
 from fluster_bus.messages.workers import JoinedWorker, JoinRequest, JoinTokenRecord
-from fluster_services.controller.answers.admission import Known, admit
+from fluster_services.controller.answers.admission import JoinFacts, admit
 
 NOW = 1_000.0
 MINE, JOBS, OTHERS = (Key.generate(KeyKind.USER).public for _ in range(3))
 TOKEN = JoinTokenRecord(token_id="join-1", namespaces=("a", "b"), uses=2, expires_at=NOW + 60)
 ASKED = JoinRequest(worker_id="w1", key=MINE, job_keys={"a": JOBS})
 JOINED = JoinedWorker(worker_id="w1", token_id="join-1", key=MINE, job_keys={"a": JOBS}, joined_at=NOW)
-NOBODY = Known(TOKEN, holder=None, is_taken=False)
+NOBODY = JoinFacts(TOKEN, holder=None, is_taken=False)
 
 
-def known(**changes: Any) -> Known:
+def known(**changes: Any) -> JoinFacts:
     return dataclasses.replace(NOBODY, **changes)
 
 
-def token(**changes: Any) -> Known:
+def token(**changes: Any) -> JoinFacts:
     return known(token=TOKEN.model_copy(update=changes))
 
 
@@ -93,7 +93,7 @@ def test_the_id_of_a_revoked_worker_is_free_for_another_key() -> None:
         "account",
     ],
 )
-def test_who_is_refused_is_told_why(there: Known, request_: JoinRequest, why: str) -> None:
+def test_who_is_refused_is_told_why(there: JoinFacts, request_: JoinRequest, why: str) -> None:
     with pytest.raises(ServiceError, match=why) as caught:
         admit("join-1", request_, there, now=NOW)
     assert caught.value.code == "JoinRefused"

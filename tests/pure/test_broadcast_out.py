@@ -68,7 +68,7 @@ def test_who_asks_for_futures_has_them_of_all_and_the_rest_is_told_by_their_call
     assert [future.done() for future in futures] == [False, True, False]
     assert futures == result.futures(0)
     assert not answer(message, 0, codec.encode("a"))
-    calls = message.spread().calls
+    calls = message.make_calls().calls
     assert [call.number for call in calls.values()] == [-3, -3]
     message.when_changed(lambda: changes.append(None))
     for place in (0, 2):

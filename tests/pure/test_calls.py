@@ -360,7 +360,7 @@ def test_a_call_is_alone_where_nothing_of_its_pool_is_unanswered() -> None:
     )  # its members are not known yet
     all_ = router.choose_alone_all(broadcast([]), START)
     assert all_ is not None
-    assert (to(all_.spread()), list(all_.spread().calls)) == ("all", ["a", "b"])
+    assert (to(all_.make_calls()), list(all_.make_calls().calls)) == ("all", ["a", "b"])
     router.on_reconnected(START)
     assert router.choose_alone_all(broadcast([]), START) is None  # one that is on its way back would not be noticed
 
@@ -402,7 +402,7 @@ def test_a_broadcast_that_was_alone_is_one_of_the_routers_once_it_is_adopted() -
     carried = router.choose_alone_all(broadcast(opened), START)
     assert carried is not None
     assert carried.take("b", codec.encode(3))
-    assert router.adopt(-1, carried.spread()) == []
+    assert router.adopt(-1, carried.make_calls()) == []
     assert [each.done() for each in opened] == [False, True, False]
     assert opened[1].result() == 3
     router.sanity_check()

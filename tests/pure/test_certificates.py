@@ -17,7 +17,7 @@ from fluster_bus.access.address import BusAddress
 from fluster_bus.configuration.server_sections import members
 from fluster_bus.core.errors import CredentialsError, InvalidNameError
 from fluster_bus.trust.certificate_folder import CertificateFolder
-from fluster_bus.trust.certificates import read
+from fluster_bus.trust.certificates import read_certificate
 
 NOW = datetime.now(UTC)
 YEAR = timedelta(days=365)
@@ -30,7 +30,7 @@ def _run(*words: str) -> tuple[int, str, str]:
 
 
 def _end(file: Path) -> datetime:
-    return read(file.read_text()).until
+    return read_certificate(file.read_text()).until
 
 
 def test_the_commands_make_what_each_server_needs_and_nothing_else_leaves_the_folder(
@@ -45,7 +45,7 @@ def test_the_commands_make_what_each_server_needs_and_nothing_else_leaves_the_fo
         folder = tmp_path / "authority/servers" / name
         assert sorted(each.name for each in folder.iterdir()) == ["ca.pem", "nats-server.conf", "server.pem"]
         assert [(folder / each).stat().st_mode & 0o777 for each in ("server.pem", "ca.pem")] == [0o600, 0o644]
-        told = read((folder / "server.pem").read_text())
+        told = read_certificate((folder / "server.pem").read_text())
         assert told.hosts == (name,)
         assert timedelta(days=364) < told.until - NOW < timedelta(days=366)
         context = ssl.create_default_context(cadata=(folder / "ca.pem").read_text())
@@ -91,7 +91,7 @@ def test_passwords_come_with_a_certificate_for_the_names_in_the_compose_file(tmp
     assert _run("passwords", str(tmp_path), "--url", "tls://bus.example.org")[1].splitlines()[-1] == str(
         tmp_path / "servers/nats"
     )
-    told = read((tmp_path / "servers/nats/server.pem").read_text())
+    told = read_certificate((tmp_path / "servers/nats/server.pem").read_text())
     assert {"nats", "nats-3", "127.0.0.1", "bus.example.org"} <= set(told.hosts)
     address = BusAddress.parse(str(tmp_path / "client_default.json"))
     assert (address.url, address.ca) == ("tls://bus.example.org:4222", (tmp_path / "ca.pem").read_text())
@@ -124,7 +124,7 @@ def test_renewed_certificates_are_of_the_same_authority_for_the_same_hosts(tmp_p
         0,
         f"{tmp_path}/servers/a\n",
     )
-    assert read(first.read_text()).hosts == ("a", "::1")
+    assert read_certificate(first.read_text()).hosts == ("a", "::1")
     assert _end(first) - NOW > timedelta(days=364)
     assert second.read_text() == before
     assert _run("certificates", "--authority", str(tmp_path), "--renew")[1].count("\n") == 2
@@ -138,7 +138,7 @@ def test_an_authority_that_nears_its_end_is_told_and_another_is_made_beside_it(t
     code, _, said = _run("certificates", "--authority", str(tmp_path), "--renew")
     assert (code, ENDS in said) == (0, True)
     old, file = (tmp_path / "ca.pem").read_text(), tmp_path / "servers/a/server.pem"
-    assert _end(file) == read(old).until  # and not later
+    assert _end(file) == read_certificate(old).until  # and not later
     signed = file.read_text()
     code, said, told = _run("certificates", "--authority", str(tmp_path), "--new-authority")
     assert (code, ENDS in told) == (0, False)

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from fluster.cli.app import app, commands_for, main
-from fluster.cli.clusters import end_wanted
+from fluster.cli.clusters import stop_signals
 from fluster.cli.common.exit_codes import CommandError, ExitCode
 from fluster.cli.common.job_options import make_request, make_resources, name_of, variables_option
 from fluster_bus.access.address import BusAddress
@@ -403,7 +403,7 @@ def test_the_page_about_the_command_line_names_every_command_and_exit_code() -> 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_cluster_that_is_up_sees_its_end_also_just_before_it_waits_for_it(number: signal.Signals) -> None:
-    with end_wanted() as ends:
+    with stop_signals() as ends:
         ends.is_up = True
         with missed_signal(number):
             assert ends.wait() == number

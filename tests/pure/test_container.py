@@ -11,7 +11,13 @@ from fluster.local_setup import ProfileName
 from fluster_services.settings import SettingError
 from fluster_services.worker.__main__ import _containers
 from fluster_services.worker.contract.config import ContainerSettings, parse_ulimits
-from fluster_services.worker.contract.container import Libraries, Wanted, create_body, given_libraries, own_libraries
+from fluster_services.worker.contract.container import (
+    ContainerSpec,
+    Libraries,
+    create_body,
+    given_libraries,
+    own_libraries,
+)
 from fluster_services.worker.linux.limits import Limits
 
 NONE = Libraries({}, ())
@@ -26,14 +32,14 @@ def body(
     settings: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    wanted = Wanted(
+    spec = ContainerSpec(
         key="ns.job.0.1",
         image="image",
         command=command,
         **{"env": {}, "limits": Limits(), **fields},
     )
     return create_body(
-        wanted,
+        spec,
         ContainerSettings(**settings or {}),
         state=Path("/state"),
         task_folder=Path("/state/attempt/task"),

@@ -9,7 +9,7 @@ from fluster_bus.messages import Capacity
 from fluster_services.config import CacheLimits
 from fluster_services.worker.environments.folder_cache import stored_bytes
 from fluster_services.worker.gpus.inventory import Gpu, GpuInventory
-from fluster_services.worker.presence.detection import Given, detect, gpu_variant, offered_gpus
+from fluster_services.worker.presence.detection import CapacityOverrides, detect, gpu_variant, offered_gpus
 
 NO_CACHES = CacheLimits(0, 0)
 
@@ -108,7 +108,9 @@ def test_what_names_no_gpus_is_quoted(text: str, visible: str | None) -> None:
 
 
 def test_what_is_given_goes_before_what_is_found(tmp_path: Path) -> None:
-    given = Given(cpu=3, memory=5, disk=7, devices=Devices("gpu", "h100", ("4", "6")), labels={"zone": "a", "b": "c"})
+    given = CapacityOverrides(
+        cpu=3, memory=5, disk=7, devices=Devices("gpu", "h100", ("4", "6")), labels={"zone": "a", "b": "c"}
+    )
     total, devices = detect(given, tmp_path, NO_CACHES)
     assert total == Capacity(cpu=3, memory=5, disk=7, device="gpu", variant="h100", devices=2, labels=("b=c", "zone=a"))
     assert devices.ids == ("4", "6")
@@ -120,8 +122,10 @@ def test_what_the_caches_may_still_take_is_no_free_disk(tmp_path: Path) -> None:
     made.write_text("1000")
     assert stored_bytes(tmp_path / "workspaces") == 1000
     none = Devices()
-    everything = detect(Given(devices=none), tmp_path, NO_CACHES)[0]
-    rest = detect(Given(devices=none), tmp_path, CacheLimits(workspaces_bytes=1 << 20, environments_bytes=1 << 60))[0]
+    everything = detect(CapacityOverrides(devices=none), tmp_path, NO_CACHES)[0]
+    rest = detect(
+        CapacityOverrides(devices=none), tmp_path, CacheLimits(workspaces_bytes=1 << 20, environments_bytes=1 << 60)
+    )[0]
     assert everything.cpu > 0
     assert everything.memory > 0
     assert everything.disk > 0

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from fluster.actors.client.json_calls import end_of
-from fluster.actors.client.rosters import Change, Joined, Known, Left
+from fluster.actors.client.rosters import Change, Joined, Left, Synced
 from fluster.actors.protocol.frames import now
 from fluster.actors.protocol.members import Member
 from fluster.errors import ActorDiedError, ConnectionLostError
@@ -21,7 +21,7 @@ def _was_away(seconds_after_the_call: float, member: Member = MEMBER) -> Joined:
 @pytest.mark.parametrize(
     "change",
     [
-        Known(),
+        Synced(),
         Joined(MEMBER),
         Left("e2"),
         _was_away(-1.0),

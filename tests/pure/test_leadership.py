@@ -15,14 +15,19 @@ from hypothesis import strategies as st
 
 from fluster_bus.core.errors import RevisionConflictError
 from fluster_bus.messages import Fence, Leader, Namespace
-from fluster_bus.storage.leadership import RENEWALS_PER_LEASE, Leadership, Standing
+from fluster_bus.storage.leadership import RENEWALS_PER_LEASE, Leadership, LeadershipState
 from fluster_bus.storage.tables import Row
 from fluster_services.controller.leading import seat as seat_module
 from fluster_services.controller.leading.seat import DeposedError, Seat
 from tests.waiting import wait_until_async
 
 LEASE_S = 6.0
-FOLLOWER, CANDIDATE, LEADER, DEPOSED = Standing.FOLLOWER, Standing.CANDIDATE, Standing.LEADER, Standing.DEPOSED
+FOLLOWER, CANDIDATE, LEADER, DEPOSED = (
+    LeadershipState.FOLLOWER,
+    LeadershipState.CANDIDATE,
+    LeadershipState.LEADER,
+    LeadershipState.DEPOSED,
+)
 
 
 def _mine(succeeds: str | None = None) -> Leadership:
@@ -37,7 +42,7 @@ def _their_write(leadership: Leadership, revision: int, now: float, controller_i
 
 
 def test_nobody_tries_before_it_has_seen_the_seat() -> None:
-    assert _mine().standing(1e9) is FOLLOWER
+    assert _mine().state(1e9) is FOLLOWER
 
 
 @pytest.mark.parametrize("lease_s", [LEASE_S / 2, LEASE_S * 2])
@@ -45,24 +50,24 @@ def test_the_lease_that_the_holder_counts_on_is_waited_for(lease_s: float) -> No
     mine = _mine()
     mine.on_seat(1, instance="theirs", holder="c2", now=100, lease_s=lease_s)
     assert mine.pause_s(100) == lease_s
-    assert mine.standing(100 + lease_s * 0.99) is FOLLOWER
-    assert mine.standing(100 + lease_s) is CANDIDATE
+    assert mine.state(100 + lease_s * 0.99) is FOLLOWER
+    assert mine.state(100 + lease_s) is CANDIDATE
 
 
 def test_a_free_seat_may_be_taken_at_once() -> None:
     mine = _mine()
     mine.on_free(0, now=100)
-    assert (mine.standing(100), mine.revision) == (CANDIDATE, 0)
+    assert (mine.state(100), mine.revision) == (CANDIDATE, 0)
     mine.on_written(1, sent_at=100)
-    assert (mine.standing(101), mine.revision) == (LEADER, 1)
+    assert (mine.state(101), mine.revision) == (LEADER, 1)
 
 
 def test_a_leader_that_is_silent_for_its_lease_is_followed() -> None:
     mine = _mine()
     _their_write(mine, 7, now=100)
-    assert (mine.standing(105.9), mine.pause_s(102)) == (FOLLOWER, 4)
+    assert (mine.state(105.9), mine.pause_s(102)) == (FOLLOWER, 4)
     _their_write(mine, 8, now=105)
-    assert (mine.standing(110.9), mine.standing(111), mine.revision) == (FOLLOWER, CANDIDATE, 8)
+    assert (mine.state(110.9), mine.state(111), mine.revision) == (FOLLOWER, CANDIDATE, 8)
 
 
 def test_what_is_seen_twice_or_late_is_no_sign_of_life() -> None:
@@ -70,28 +75,28 @@ def test_what_is_seen_twice_or_late_is_no_sign_of_life() -> None:
     _their_write(mine, 7, now=100)
     _their_write(mine, 7, now=105)
     _their_write(mine, 6, now=105)
-    assert mine.standing(106) is CANDIDATE
+    assert mine.state(106) is CANDIDATE
 
 
 def test_all_have_their_whole_lease_after_an_interruption() -> None:
     mine = _mine()
     _their_write(mine, 7, now=100)
     mine.on_interruption(now=106)
-    assert (mine.standing(111.9), mine.standing(112)) == (FOLLOWER, CANDIDATE)
+    assert (mine.state(111.9), mine.state(112)) == (FOLLOWER, CANDIDATE)
 
 
 def test_a_seat_that_is_given_back_may_be_taken_at_once() -> None:
     mine = _mine()
     _their_write(mine, 7, now=100)
     mine.on_free(8, now=101)
-    assert (mine.standing(101), mine.revision) == (CANDIDATE, 8)
+    assert (mine.state(101), mine.revision) == (CANDIDATE, 8)
 
 
 def test_whoever_is_started_in_the_leaders_place_need_not_wait() -> None:
     mine, another = _mine(succeeds="c2"), _mine(succeeds="c3")
     for each in (mine, another):
         _their_write(each, 7, now=100)
-    assert (mine.standing(100), another.standing(100)) == (CANDIDATE, FOLLOWER)
+    assert (mine.state(100), another.state(100)) == (CANDIDATE, FOLLOWER)
 
 
 def test_a_leader_is_deposed_by_anothers_write_and_by_the_loss_of_its_own() -> None:
@@ -100,18 +105,18 @@ def test_a_leader_is_deposed_by_anothers_write_and_by_the_loss_of_its_own() -> N
         mine.on_free(0, now=100)
         mine.on_written(1, sent_at=100)
         depose(mine)
-        assert (mine.standing(103), mine.is_sure(103)) == (DEPOSED, False)
+        assert (mine.state(103), mine.is_sure(103)) == (DEPOSED, False)
         mine.on_written(10, sent_at=104)  # a late acknowledgement does not bring it back
-        assert mine.standing(104) is DEPOSED
+        assert mine.state(104) is DEPOSED
 
 
 def test_a_write_whose_acknowledgement_was_lost_is_made_again_at_once() -> None:
     mine = _mine()
     mine.on_seat(5, instance="mine", holder="c1", now=100)
-    assert (mine.standing(100), mine.revision) == (CANDIDATE, 5)
+    assert (mine.state(100), mine.revision) == (CANDIDATE, 5)
     mine.on_written(6, sent_at=100)
     mine.on_seat(7, instance="mine", holder="c1", now=102)
-    assert (mine.standing(102), mine.revision) == (LEADER, 7)
+    assert (mine.state(102), mine.revision) == (LEADER, 7)
 
 
 def test_a_leader_counts_from_the_last_of_its_writes_also_when_it_hears_of_an_earlier_one_after_it() -> None:
@@ -119,7 +124,7 @@ def test_a_leader_counts_from_the_last_of_its_writes_also_when_it_hears_of_an_ea
     assert not mine.is_sure(100), "it never wrote"
     mine.on_written(6, sent_at=102)
     mine.on_written(5, sent_at=100)
-    assert (mine.standing(102), mine.revision) == (LEADER, 6)
+    assert (mine.state(102), mine.revision) == (LEADER, 6)
     assert (mine.is_sure(107.9), mine.is_sure(108)) == (True, False)
 
 
@@ -129,7 +134,7 @@ def test_a_leader_writes_several_times_in_a_lease_and_is_not_sure_beyond_it() ->
     mine.on_written(1, sent_at=100)
     assert mine.pause_s(100) == LEASE_S / RENEWALS_PER_LEASE
     assert (mine.pause_s(102), mine.is_sure(105.9), mine.is_sure(106)) == (0, True, False)
-    assert mine.standing(1000) is LEADER, "only another one's write deposes it"
+    assert mine.state(1000) is LEADER, "only another one's write deposes it"
 
 
 @given(
@@ -143,13 +148,13 @@ def test_a_leader_is_unsure_before_anybody_else_may_try(offset: float, writes: l
     now = 0.0
     for revision, (pause_s, delay_s) in enumerate(writes, start=1):
         now += pause_s
-        if other.standing(now + offset) is CANDIDATE:
+        if other.state(now + offset) is CANDIDATE:
             break
         leader.on_written(revision, sent_at=now)
         now += delay_s
         other.on_seat(revision, instance="mine", holder="c1", now=now + offset)
     waited = now + other.pause_s(now + offset) + 1e-6
-    assert other.standing(waited + offset + 1e-3) is CANDIDATE
+    assert other.state(waited + offset + 1e-3) is CANDIDATE
     assert not leader.is_sure(waited + 1e-3)
 
 

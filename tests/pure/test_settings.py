@@ -14,7 +14,7 @@ from fluster_bus.provisioning.replication import Replication
 from fluster_services.config import CacheLimits, DiskLimits, LogLimits, RecordLimits, TaskLimits, Timing
 from fluster_services.controller.__main__ import _config_from_environment
 from fluster_services.settings import SETTINGS, SettingError, read_settings
-from fluster_services.worker.__main__ import _given
+from fluster_services.worker.__main__ import _overrides
 
 
 @pytest.mark.parametrize(
@@ -170,13 +170,13 @@ def test_a_controller_goes_by_its_environment(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_worker_is_told_how_many_tasks_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLUSTER_MAX_CONCURRENT_JOBS", "3")
-    assert _given().tasks == 3
+    assert _overrides().tasks == 3
     monkeypatch.setenv("FLUSTER_MAX_CONCURRENT_JOBS", "")
-    assert _given().tasks is None
+    assert _overrides().tasks is None
     for nonsense in ("0", "-1", "some"):
         monkeypatch.setenv("FLUSTER_MAX_CONCURRENT_JOBS", nonsense)
         with pytest.raises(SettingError, match=f"FLUSTER_MAX_CONCURRENT_JOBS: '{nonsense}' is not a number of tasks"):
-            _given()
+            _overrides()
 
 
 @pytest.mark.parametrize("daemon", ["controller", "worker"])

@@ -7,7 +7,7 @@ import pytest
 
 from fluster.cli.stacks import without_ours
 from fluster_bus.messages.stacks import StackFrame
-from fluster_services.worker.stacks import Cuts, parsed, problem_of
+from fluster_services.worker.stacks import ReplyBudget, parsed, problem_of
 
 
 def thread(name: str | None, frames: int, **changes: Any) -> dict[str, Any]:
@@ -20,22 +20,22 @@ def told(*threads: dict[str, Any]) -> bytes:
 
 
 def test_the_main_thread_comes_first() -> None:
-    cuts = Cuts()
-    found = parsed(told(thread(None, 1), thread("MainThread", 2, active=True, owns_gil=True)), cuts)
+    budget = ReplyBudget()
+    found = parsed(told(thread(None, 1), thread("MainThread", 2, active=True, owns_gil=True)), budget)
     assert [(each.name, len(each.frames), each.is_active, each.holds_gil) for each in found] == [
         ("MainThread", 2, True, True),
         ("", 1, False, False),
     ]
-    assert not cuts.happened
+    assert not budget.is_exceeded
 
 
 def test_what_is_told_is_bounded() -> None:
-    cuts = Cuts()
+    budget = ReplyBudget()
     name = "x" * 10_000
-    found = parsed(told(*(thread(name, 500) for _ in range(500))), cuts)
-    assert (len(found), sum(len(each.frames) for each in found), cuts.happened) == (64, 2_000, True)
+    found = parsed(told(*(thread(name, 500) for _ in range(500))), budget)
+    assert (len(found), sum(len(each.frames) for each in found), budget.is_exceeded) == (64, 2_000, True)
     assert len(found[0].name) == 300
-    assert sum(len(each.frames) for each in parsed(told(thread("next", 5)), cuts)) == 0
+    assert sum(len(each.frames) for each in parsed(told(thread("next", 5)), budget)) == 0
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_what_is_told_is_bounded() -> None:
 )
 def test_anything_else_is_refused(output: bytes) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
-        parsed(output, Cuts())
+        parsed(output, ReplyBudget())
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,19 @@ from __future__ import annotations
 
 import time
 
-from fluster_bus.direct.waiting import Naps, Turns
+from fluster_bus.direct.waiting import PollInterval, Turns
 from tests.waiting import wait_until
 
 
-def test_naps_get_longer_while_others_take_turns_and_are_short_again_at_once() -> None:
-    naps = Naps(0.005, 0.04)
-    assert [naps.next_s(0.001) for _ in range(5)] == [0.01, 0.02, 0.04, 0.04, 0.04]
-    assert naps.attend()  # it may be in a long one
-    assert naps.next_s(0.001) == 0.005
-    assert not naps.attend()
-    assert naps.next_s(0.001) == 0.005
-    assert naps.next_s(0.001) == 0.01
-    assert naps.next_s(0.012) == 0.005  # the turn was not given back meanwhile
+def test_intervals_get_longer_while_others_take_turns_and_are_short_again_at_once() -> None:
+    interval = PollInterval(0.005, 0.04)
+    assert [interval.next_s(0.001) for _ in range(5)] == [0.01, 0.02, 0.04, 0.04, 0.04]
+    assert interval.shorten()  # it may be in a long one
+    assert interval.next_s(0.001) == 0.005
+    assert not interval.shorten()
+    assert interval.next_s(0.001) == 0.005
+    assert interval.next_s(0.001) == 0.01
+    assert interval.next_s(0.012) == 0.005  # the turn was not given back meanwhile
 
 
 def test_a_turn_is_unchanged_until_it_is_given_back() -> None:

@@ -14,23 +14,23 @@ from fluster_services.worker.contract.faults import (
     is_scarce,
     is_workers_fault,
 )
-from fluster_services.worker.presence.health import DiskUse, Filler, Health, Look, who_filled
+from fluster_services.worker.presence.health import DiskFiller, DiskUse, Health, MachineCheck, who_filled
 
 GIB = 1 << 30
-WELL = Look("/state", free_bytes=GIB)
+WELL = MachineCheck("/state", free_bytes=GIB)
 LIMITS = DiskLimits()
-FULL = Look("/state", free_bytes=LIMITS.least_free_bytes - 1)
+FULL = MachineCheck("/state", free_bytes=LIMITS.least_free_bytes - 1)
 
 
 def test_a_full_disk_takes_it_out_until_there_is_clearly_room_again() -> None:
     health = Health(LIMITS)
-    health.on_look(WELL, now=0.0)
+    health.on_check(WELL, now=0.0)
     assert health.trouble is None
-    health.on_look(FULL, now=5.0)
+    health.on_check(FULL, now=5.0)
     assert health.trouble == "its disk has no room: less than 64 MiB are left at /state"
-    health.on_look(Look("/state", free_bytes=LIMITS.least_free_bytes + 1), now=10.0)
+    health.on_check(MachineCheck("/state", free_bytes=LIMITS.least_free_bytes + 1), now=10.0)
     assert health.trouble == "its disk has no room: less than 64 MiB are left at /state"
-    health.on_look(Look("/state", free_bytes=2 * LIMITS.least_free_bytes), now=15.0)
+    health.on_check(MachineCheck("/state", free_bytes=2 * LIMITS.least_free_bytes), now=15.0)
     assert health.trouble is None
 
 
@@ -42,26 +42,26 @@ def test_it_goes_by_the_room_that_its_operator_says() -> None:
         (2 * GIB - 1, "its disk has no room: less than 2 GiB are left at /state"),
         (2 * GIB, None),
     ]:
-        look = Look("/state", free_bytes=free)
-        health.on_look(look, now=0.0)
-        assert (health.trouble, health.has_no_room(look)) == (trouble, free < 2 * GIB)
+        check = MachineCheck("/state", free_bytes=free)
+        health.on_check(check, now=0.0)
+        assert (health.trouble, health.has_no_room(check)) == (trouble, free < 2 * GIB)
 
 
 @pytest.mark.parametrize(
-    ("look", "trouble"),
+    ("check", "trouble"),
     [
         (
-            Look("/state", GIB, unwritable="Read-only file system"),
+            MachineCheck("/state", GIB, unwritable="Read-only file system"),
             "its disk cannot be written to at /state: Read-only file system",
         ),
-        (Look("/state", GIB, trouble="its template is gone"), "its template is gone"),
+        (MachineCheck("/state", GIB, trouble="its template is gone"), "its template is gone"),
     ],
 )
-def test_whatever_else_a_look_finds_takes_it_out_too(look: Look, trouble: str) -> None:
+def test_whatever_else_a_look_finds_takes_it_out_too(check: MachineCheck, trouble: str) -> None:
     health = Health(LIMITS)
-    health.on_look(look, now=0.0)
+    health.on_check(check, now=0.0)
     assert health.trouble == trouble
-    health.on_look(WELL, now=1.0)
+    health.on_check(WELL, now=1.0)
     assert health.trouble is None
 
 
@@ -73,12 +73,12 @@ def test_a_fault_that_no_look_finds_comes_back_after_longer_and_longer_pauses() 
         began_at = now
         while health.trouble is not None:
             now += health.pause_s(now=now, interval_s=5.0)
-            health.on_look(WELL, now=now)
+            health.on_check(WELL, now=now)
         pauses.append(now - began_at)
     assert pauses == pytest.approx([1, 2, 4, 8, 16, 32, 60, 60])
     now += 200
     health.on_fault("no process can be made", now=now)
-    health.on_look(WELL, now=now + 1)
+    health.on_check(WELL, now=now + 1)
     assert health.trouble is None
 
 
@@ -91,8 +91,8 @@ def test_it_never_stays_out_when_looks_find_nothing_for_a_minute(steps: list[tup
             health.on_fault("something", now=now)
             assert health.trouble is not None
         else:
-            health.on_look(WELL if step == "well" else FULL, now=now)
-    health.on_look(WELL, now=now + 60)
+            health.on_check(WELL if step == "well" else FULL, now=now)
+    health.on_check(WELL, now=now + 60)
     assert health.trouble is None
 
 
@@ -138,10 +138,10 @@ def test_a_disk_with_less_than_a_tenth_left_may_lack_room_for_what_is_usual(
 
 def test_the_task_that_took_more_than_half_of_what_went_filled_the_disk() -> None:
     well = DiskUse(free=10 * GIB, sizes={"a": 2 * GIB, "b": 0})
-    assert who_filled(well, DiskUse(0, {"a": 3 * GIB, "b": 6 * GIB})) == Filler("b", 6 * GIB, 10 * GIB)
-    assert who_filled(well, DiskUse(0, {"a": 3 * GIB, "new": 8 * GIB})) == Filler("new", 8 * GIB, 10 * GIB)
+    assert who_filled(well, DiskUse(0, {"a": 3 * GIB, "b": 6 * GIB})) == DiskFiller("b", 6 * GIB, 10 * GIB)
+    assert who_filled(well, DiskUse(0, {"a": 3 * GIB, "new": 8 * GIB})) == DiskFiller("new", 8 * GIB, 10 * GIB)
     assert who_filled(well, DiskUse(0, {"a": 5 * GIB, "b": 5 * GIB})) is None  # half is not more than half
-    assert who_filled(well, DiskUse(0, {"a": 9 * GIB})) == Filler("a", 7 * GIB, 10 * GIB)
+    assert who_filled(well, DiskUse(0, {"a": 9 * GIB})) == DiskFiller("a", 7 * GIB, 10 * GIB)
     assert who_filled(well, DiskUse(0, {"a": 4 * GIB})) is None  # a program other than a task did
     assert who_filled(well, DiskUse(0, {})) is None
     assert who_filled(well, DiskUse(11 * GIB, {"a": 9 * GIB})) is None  # nothing went

@@ -13,7 +13,7 @@ import nats.errors
 from nats.js import JetStreamContext
 
 from fluster_bus.connection.connection import DEFAULT_TIMEOUT_S, PENDING_BYTES, PENDING_MESSAGES, Connection
-from fluster_bus.connection.serving import Answer, Entrance, Service
+from fluster_bus.connection.serving import Answer, RequestQueue, Service
 from fluster_bus.core import subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import (
@@ -222,16 +222,16 @@ class Bus(Connection):
         *,
         queue: str = "",
         concurrency: int = 64,
-        entrance: Entrance | None = None,
+        request_queue: RequestQueue | None = None,
     ) -> Subscription:
         """Answer requests on `subject` with what `handler(request, subject)` returns, `concurrency` at a time.
 
-        More wait their turn; with an `entrance` that decides when each is answered, and hears of each as it arrives. A
+        More wait their turn; with a `request_queue` that decides when each is answered. A
         BusError of the handler becomes an error reply with its code and text, any other exception an error reply and a
         line in the log. A reply subject that is not an inbox is refused: else those who may ask here could make this
         service write wherever it may write itself.
         """
-        service = Service(self, subject, request, handler, concurrency=concurrency, entrance=entrance)
+        service = Service(self, subject, request, handler, concurrency=concurrency, request_queue=request_queue)
         return await self.subscribe(subject, service.on_delivery, queue=queue)
 
     @property

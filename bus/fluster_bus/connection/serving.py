@@ -29,7 +29,7 @@ class Answer(Protocol):
     def to_json(self) -> bytes: ...
 
 
-class Entrance(Protocol):
+class RequestQueue(Protocol):
     """Decides when a request is answered, or that it is not."""
 
     def enter(
@@ -54,14 +54,14 @@ class Service(Generic[Request]):
         handler: Callable[[Request, str], Awaitable[Answer]],
         *,
         concurrency: int,
-        entrance: Entrance | None = None,
+        request_queue: RequestQueue | None = None,
     ) -> None:
         self._bus = bus
         self._subject = subject
         self._request = request
         self._handler = handler
         self._room = asyncio.Semaphore(concurrency)
-        self._entrance = entrance
+        self._request_queue = request_queue
         self._taken = 0
 
     async def on_delivery(self, delivery: Delivery) -> None:
@@ -71,13 +71,13 @@ class Service(Generic[Request]):
                 "%s: refused a request on %s: its reply subject is not an inbox", self._bus.name, delivery.subject
             )
             return
-        if self._entrance is None:
+        if self._request_queue is None:
             await self._room.acquire()
             self._bus.spawn(self._serve_in_room(delivery), f"answer to {delivery.subject}")
             return
         answer, refuse = functools.partial(self._serve, delivery), functools.partial(self._refuse, delivery)
         try:
-            self._entrance.enter(delivery.subject, len(delivery.data), answer, refuse)
+            self._request_queue.enter(delivery.subject, len(delivery.data), answer, refuse)
         except FlusterError as error:
             await refuse(error)
         self._taken += 1

@@ -32,13 +32,13 @@ from fluster_bus.core.errors import (
 from fluster_bus.direct import wire
 from fluster_bus.direct.line import Dialler, Line
 from fluster_bus.direct.pulse import PingTiming, Pulse
-from fluster_bus.direct.waiting import Eagerness, Naps, OnTurn, Turns, Waker
+from fluster_bus.direct.waiting import Eagerness, OnTurn, PollInterval, Turns, Waker
 from fluster_bus.direct.wire import Info, NumberedDelivery, Ping, Pong, ProtocolError, Refusal, Said
 
 log = logging.getLogger(__name__)
 
 _UNREAD_S = 0.005  # the keeper reads when no thread has for so long, at least
-_LONGEST_NAP_S = 0.04  # of the keeper while others take turns all the time; each costs them a change of threads
+_LONGEST_INTERVAL_S = 0.04  # of the keeper while others take turns all the time; each costs them a change of threads
 _ASLEEP_AFTER_S = 0.1
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -89,7 +89,7 @@ class Lane:
         self._heard = True  # anything since the last ping
         self._pulse = Pulse(self._ping_timing, time.monotonic())  # of this line
         self._asleep = False
-        self._naps = Naps(_UNREAD_S, _LONGEST_NAP_S)  # of the keeper
+        self._poll_interval = PollInterval(_UNREAD_S, _LONGEST_INTERVAL_S)  # of the keeper
         self._waker = Waker()
         self._keeper = threading.Thread(target=self._keep, name=f"{name} lane", daemon=True)
 
@@ -316,7 +316,7 @@ class Lane:
 
     def attend(self) -> None:
         """Have the keeper look soon, as there is something that may come to wait for it."""
-        if self._naps.attend():
+        if self._poll_interval.shorten():
             self.wake()
 
     def wake(self) -> None:
@@ -367,7 +367,7 @@ class Lane:
 
     def _look_awake(self) -> None:
         if self._waker.look():
-            self._naps.attend()
+            self._poll_interval.shorten()
             self._call(self._on_wake)
 
     def _doze(self) -> None:
@@ -376,8 +376,8 @@ class Lane:
         self._asleep = unchanged_s > _ASLEEP_AFTER_S
         if self._asleep and self.turns.unchanged_s() < unchanged_s:  # it was left before it could be seen that we sleep
             self._asleep = False
-        nap_s = self._naps.next_s(unchanged_s)
-        self._waker.wait(self._until_ping_s() if self._asleep else nap_s)
+        interval_s = self._poll_interval.next_s(unchanged_s)
+        self._waker.wait(self._until_ping_s() if self._asleep else interval_s)
         self._asleep = False
 
     def _until_ping_s(self) -> float:

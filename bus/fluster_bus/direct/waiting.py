@@ -70,28 +70,28 @@ class Turns:
             next_()
 
 
-class Naps:
-    """For how long one who takes turns that others do not want may look away: longer, while they take short ones all the time.
+class PollInterval:
+    """How long the keeper of a lane waits between two looks at it: longer while threads take turns all the time.
 
-    For one thread, but for `attend`.
+    Each method but `shorten` is for one thread.
     """
 
     def __init__(self, shortest_s: float, longest_s: float) -> None:
         self._shortest_s, self._longest_s = shortest_s, longest_s
-        self._nap_s = shortest_s
-        self._attends = False
+        self._interval_s = shortest_s
+        self._is_shortened = False
 
     def next_s(self, unchanged_s: float) -> float:
-        """How long the next one is, when the turn was not given back for so long."""
-        others_are_busy = unchanged_s < self._nap_s and not self._attends
-        self._attends = False
-        self._nap_s = min(self._nap_s * 2, self._longest_s) if others_are_busy else self._shortest_s
-        return self._nap_s
+        """The next interval, when the turn was not given back for so long."""
+        others_are_busy = unchanged_s < self._interval_s and not self._is_shortened
+        self._is_shortened = False
+        self._interval_s = min(self._interval_s * 2, self._longest_s) if others_are_busy else self._shortest_s
+        return self._interval_s
 
-    def attend(self) -> bool:
-        """Have the next one be the shortest; True when the present one may be longer. From any thread."""
-        self._attends = True
-        return self._nap_s > self._shortest_s
+    def shorten(self) -> bool:
+        """Make the next interval the shortest; True when the present one may be longer. From any thread."""
+        self._is_shortened = True
+        return self._interval_s > self._shortest_s
 
 
 class Waker:

@@ -120,8 +120,8 @@ class OfferReply(Message):
     reason: str = ""
 
 
-class Look(Message):
-    """Tells a worker that a record which it holds has changed."""
+class RecordChanged(Message):
+    """Tells a worker that the record of a task which it holds has changed."""
 
     namespace: Namespace
     job_id: JobId

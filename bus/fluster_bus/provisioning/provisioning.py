@@ -34,7 +34,7 @@ from fluster_bus.provisioning.replication import (
     Replication,
     TooFewServersError,
     placement_error,
-    store_room,
+    storage_capacity,
     try_room,
 )
 from fluster_bus.provisioning.stream_configs import (
@@ -183,7 +183,7 @@ async def _divide(
     beside: int,
 ) -> dict[str, int]:
     failure, plan = None, None
-    limit = (await store_room(bus, replicas)).limit
+    limit = (await storage_capacity(bus, replicas)).limit
     is_untold = limit is None and replicas > 1 and await _is_group(bus)
     for budget in budgets(limit, len(namespaces) + beside, bounds):
         if failure is not None:
@@ -192,7 +192,7 @@ async def _divide(
         wanted = [each for name in namespaces for each in namespace_streams(name, sizes, bounds)]
         plan = await _plan(bus, wanted, replicas, replication)
         try:
-            (await store_room(bus, replicas)).check(plan.more_bytes)
+            (await storage_capacity(bus, replicas)).check(plan.more_bytes)
             if is_untold and plan.room_bytes > 0:
                 await try_room(bus, plan.room_bytes, replicas)
             await plan.carry_out(bus, at_once=limit is not None, patience_s=_STATISTICS_S if is_untold else 0)

@@ -88,7 +88,7 @@ _TIMEOUT_S = 10.0
 _ANSWER_S = 2.0  # what was asked while no server of a group led is answered by none
 
 
-class StoreRoom(NamedTuple):
+class StorageCapacity(NamedTuple):
     """What all streams may set aside, None where the servers do not tell, and what is set aside, of one copy of each."""
 
     limit: int | None
@@ -105,15 +105,15 @@ class StoreRoom(NamedTuple):
             )
 
 
-async def store_room(bus: Bus, replicas: int) -> StoreRoom:
+async def storage_capacity(bus: Bus, replicas: int) -> StorageCapacity:
     """What the account has for streams with so many copies. Raises StorageError."""
 
-    async def ask(left_s: float) -> StoreRoom:
+    async def ask(left_s: float) -> StorageCapacity:
         timeout_s = min(left_s, _ANSWER_S)
         told = json.loads((await bus.request(server_subjects.JETSTREAM_INFO, timeout_s=timeout_s)).data)
         limit = int(told["limits"]["max_storage"])
         # An account's limit counts all copies, and what it says of its streams counts one of each.
-        return StoreRoom(limit // replicas if limit >= 0 else None, int(told.get("reserved_storage", 0)))
+        return StorageCapacity(limit // replicas if limit >= 0 else None, int(told.get("reserved_storage", 0)))
 
     try:
         return await retried(ask, on=(BusError, KeyError), timeout_s=_TIMEOUT_S)

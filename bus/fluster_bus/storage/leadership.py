@@ -18,7 +18,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 
-class Standing(Enum):
+class LeadershipState(Enum):
     """What a process is that may lead."""
 
     FOLLOWER = auto()
@@ -83,15 +83,15 @@ class Leadership:
 
     # ---- what follows -----------------------------------------------------------------------------------
 
-    def standing(self, now: float) -> Standing:
+    def state(self, now: float) -> LeadershipState:
         if self._deposed:
-            return Standing.DEPOSED
+            return LeadershipState.DEPOSED
         if self._sent_at is not None:
-            return Standing.LEADER
+            return LeadershipState.LEADER
         if self._revision is None:
-            return Standing.FOLLOWER
+            return LeadershipState.FOLLOWER
         silent = now - self._seen_at >= self._seen_lease_s
-        return Standing.CANDIDATE if self._is_open or silent else Standing.FOLLOWER
+        return LeadershipState.CANDIDATE if self._is_open or silent else LeadershipState.FOLLOWER
 
     def is_sure(self, now: float) -> bool:
         """True while no other can have become leader by waiting."""
@@ -104,11 +104,11 @@ class Leadership:
 
     def pause_s(self, now: float) -> float:
         """How long nothing is to be done unless something happens."""
-        match self.standing(now):
-            case Standing.LEADER:
+        match self.state(now):
+            case LeadershipState.LEADER:
                 assert self._sent_at is not None  # noqa: S101
                 return max(0.0, self._sent_at + self._lease_s / RENEWALS_PER_LEASE - now)
-            case Standing.FOLLOWER:
+            case LeadershipState.FOLLOWER:
                 return self._lease_s if self._revision is None else max(0.0, self._seen_at + self._seen_lease_s - now)
             case _:
                 return 0.0

@@ -22,7 +22,15 @@ from fluster_bus.access.address import write_private
 from fluster_bus.access.tls import CA_FILE, certificates_in
 from fluster_bus.configuration.server_sections import SERVER_FILE
 from fluster_bus.core.errors import AddressError, CredentialsError, InvalidNameError
-from fluster_bus.trust.certificates import LIFE, Certificate, Told, checked_host, new_authority, new_server, read
+from fluster_bus.trust.certificates import (
+    LIFE,
+    Certificate,
+    CertificateInfo,
+    checked_host,
+    new_authority,
+    new_server,
+    read_certificate,
+)
 
 _KEY_FILE, _LOCK_FILE, _SERVERS = "ca-key.pem", "certificates.lock", "servers"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
@@ -30,11 +38,11 @@ _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?",
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A server, or the authority (whose name is empty), and what its certificate says."""
+class StoredCertificate:
+    """The certificate of a server, or of the authority (whose name is empty), with its file."""
 
     name: str
-    told: Told
+    info: CertificateInfo
     file: Path
 
 
@@ -58,7 +66,7 @@ class CertificateFolder:
         """The folder of a server whose certificate is for `hosts`, at least; one that is there and says so stays."""
         with self._locked():
             known = self._of(name)
-            had = known.told.hosts if known is not None else ()
+            had = known.info.hosts if known is not None else ()
             wanted = tuple(dict.fromkeys([*had, *map(checked_host, hosts)]))
             return self._make(name, wanted, now) if wanted != had else self._give_authority(name)
 
@@ -70,7 +78,7 @@ class CertificateFolder:
     def renew(self, names: Sequence[str] = (), *, now: datetime | None = None) -> list[Path]:
         """Give these servers, or all, new certificates for the hosts that they had; their folders."""
         with self._locked():
-            known = {each.name: each.told.hosts for each in self._servers()}
+            known = {each.name: each.info.hosts for each in self._servers()}
             for name in names or list(known):
                 if name not in known:
                     raise CredentialsError(f"unknown server {name!r}: {_listed(known)}")
@@ -87,15 +95,15 @@ class CertificateFolder:
                 *(self._give_authority(each.name) / CA_FILE for each in self._servers()),
             ]
 
-    def shown(self) -> list[Shown]:
+    def shown(self) -> list[StoredCertificate]:
         """The authority that signs, and the servers by their names."""
         with self._locked():
             file = self._folder / CA_FILE
-            return [Shown("", self._authority().told, file), *self._servers()]
+            return [StoredCertificate("", self._authority().info, file), *self._servers()]
 
     def ending(self, *, now: datetime | None = None) -> datetime | None:
         """When the authority ends, if a certificate of today would not live its whole time."""
-        until = self._authority().told.until
+        until = self._authority().info.until
         return until if until < (now or datetime.now(UTC)) + LIFE else None
 
     # ---- in the folder ----------------------------------------------------------------------------------
@@ -105,7 +113,7 @@ class CertificateFolder:
             raise InvalidNameError(f"the server {name} has no host: name where it is reached, as by --host")
         folder, now = self.of_server(name), now or datetime.now(UTC)
         authority = self._authority(now)
-        if authority.told.state(now) == "expired":
+        if authority.info.state(now) == "expired":
             raise CredentialsError(
                 f"the authority in {self._folder / CA_FILE} has expired: make another with `fluster credentials certificates "
                 "--new-authority`, and give its ca.pem to servers and users"
@@ -141,19 +149,21 @@ class CertificateFolder:
         file = self._folder / CA_FILE
         before = file.read_text(encoding="ascii") if file.exists() else ""
         own, now = certificates_in(authority.pem), datetime.now(UTC)
-        others = [each for each in _PEM.findall(certificates_in(before)) if each != own and read(each).until > now]
+        others = [
+            each for each in _PEM.findall(certificates_in(before)) if each != own and read_certificate(each).until > now
+        ]
         if (text := "".join([own, *others])) != before:
             _write_public(file, text)
 
-    def _servers(self) -> list[Shown]:
+    def _servers(self) -> list[StoredCertificate]:
         files = sorted((self._folder / _SERVERS).glob(f"*/{SERVER_FILE}"))
         return [shown for file in files if (shown := self._of(file.parent.name)) is not None]
 
-    def _of(self, name: str) -> Shown | None:
+    def _of(self, name: str) -> StoredCertificate | None:
         file = self.of_server(name) / SERVER_FILE
         if not file.exists():
             return None
-        return Shown(name, Certificate.of_file(file.read_text(encoding="ascii"), str(file)).told, file)
+        return StoredCertificate(name, Certificate.of_file(file.read_text(encoding="ascii"), str(file)).info, file)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -56,11 +56,11 @@ class Certificate:
     key: str
 
     def __repr__(self) -> str:
-        return f"Certificate({self.told.subject})"
+        return f"Certificate({self.info.subject})"
 
     @property
-    def told(self) -> Told:
-        return read(self.pem)
+    def info(self) -> CertificateInfo:
+        return read_certificate(self.pem)
 
     @classmethod
     def of_file(cls, text: str, where: str) -> Certificate:
@@ -80,7 +80,7 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class Told:
+class CertificateInfo:
     """What a certificate says."""
 
     subject: str
@@ -94,7 +94,7 @@ class Told:
         return "good" if now < self.until else "expired"
 
 
-def read(pem: str) -> Told:
+def read_certificate(pem: str) -> CertificateInfo:
     """What the first certificate in `pem` says. Raises ValueError."""
     certificate = x509.load_pem_x509_certificates(pem.encode())[0]
     try:
@@ -103,7 +103,7 @@ def read(pem: str) -> Told:
     except x509.ExtensionNotFound:
         hosts = ()
     subject = certificate.subject.rfc4514_string()
-    return Told(subject, hosts, certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+    return CertificateInfo(subject, hosts, certificate.not_valid_before_utc, certificate.not_valid_after_utc)
 
 
 def new_authority(now: datetime, life: timedelta = AUTHORITY_LIFE) -> Certificate:

@@ -107,7 +107,7 @@ class BroadcastAnswers(Generic[T]):
         self.opened.result(0)
         carried, self._carried = self._carried, None
         if carried is not None:
-            carried.spread()
+            carried.make_calls()
         with _making:
             if self._futures is None:
                 self._futures = [self._future(member) for member in self.members]

@@ -24,7 +24,7 @@ from fluster.actors.client.outcomes import Outcomes, settle
 from fluster.actors.client.pending_calls import Deadlines, HeldCalls, WaitingPools
 from fluster.actors.client.publisher import Notices, Publisher
 from fluster.actors.client.retries import PausedCalls
-from fluster.actors.client.rosters import Change, Joined, Known, Left, Roster, Rosters, Unknown, was_shut_down
+from fluster.actors.client.rosters import Change, Joined, Left, Roster, Rosters, Synced, WatchFailed, was_shut_down
 from fluster.actors.client.stored_calls import StoredCalls
 from fluster.actors.protocol.calls import Broadcast, Call, Done, Send, failed, faulted
 from fluster.actors.protocol.clock import SYSTEM_CLOCK, Clock
@@ -387,11 +387,11 @@ class Caller:
                 self._paused.on_member(name)
             case Left(endpoint_id):
                 self.router.on_member_leaving(name, endpoint_id)
-            case Known(is_durable):
+            case Synced(is_durable):
                 if is_durable:
                     self._store_calls_to(name)
                 self.router.on_known(name)
-            case Unknown(error):
+            case WatchFailed(error):
                 if name in self._rosters:
                     self._finish(self.router.fail_waiting(name, error), final=True)
         self._waiting.move(name)

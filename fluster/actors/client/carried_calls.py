@@ -120,7 +120,7 @@ class CarriedCalls:
             self._deadlines.take_declared(broadcast, first)
         wait = lane.send(message)
         if wait is None:
-            calls = message.spread().calls
+            calls = message.make_calls().calls
             for endpoint_id, call in calls.items():
                 call.pinned = endpoint_id
             self._put_again(calls.values())

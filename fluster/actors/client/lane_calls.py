@@ -164,7 +164,7 @@ class LaneCalls:
 
     def _is_settled(self, number: int, out: MessageOut | BroadcastOut, endpoint_id: str, payload: bytes) -> bool:
         """Give a call its result; False when its message was taken meanwhile, so that the router has to know."""
-        message = out.spread() if isinstance(out, BroadcastOut) else out
+        message = out.make_calls() if isinstance(out, BroadcastOut) else out
         key = message.key(endpoint_id, 0)
         call = message.calls.get(key)
         if call is None:
@@ -199,7 +199,7 @@ class LaneCalls:
         """A message with its calls that is ours no more; None when they are all answered."""
         message = self._pop(number)
         if isinstance(message, BroadcastOut):
-            message = message.spread()
+            message = message.make_calls()
         return message if message is not None and message.calls else None
 
     def _pop(self, number: int) -> MessageOut | BroadcastOut | None:

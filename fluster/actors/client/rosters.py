@@ -40,20 +40,20 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """All present members have been reported. When there are none, whether calls are stored for the next one."""
+class Synced:
+    """All present members were reported. When there are none, whether calls are stored for the next one."""
 
     is_durable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class WatchFailed:
     """The registry cannot be read."""
 
     error: BusError
 
 
-Change = Joined | Left | Known | Unknown
+Change = Joined | Left | Synced | WatchFailed
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Roster:
     members: dict[str, Member] = field(default_factory=dict)  # {endpoint id: member}
     # {method: how often}, as told last, if by one that is gone.
     retries: Mapping[str, int] = field(default_factory=dict)
-    known: bool = False
+    is_synced: bool = False
     users: int = 0  # pools that need it
     error: BusError | None = None
     closed: Exception | None = None  # why nothing changes from now on
@@ -100,9 +100,9 @@ class Roster:
                 self._last_jobs = self.jobs
                 if self.members.pop(endpoint_id, None) is None:
                     return
-            case Known():
-                self.known, self.error = True, None
-            case Unknown(error):
+            case Synced():
+                self.is_synced, self.error = True, None
+            case WatchFailed(error):
                 self.error = error
         self.on_change(self.name, change)
         self._wake()
@@ -123,8 +123,8 @@ class Roster:
                 await self._follow(registry)
             except BusError as error:
                 log.info("the members of %s cannot be read: %s", self.name, error)
-                if not self.known:  # else what is known has to do until it can be read again
-                    self.tell(Unknown(error))
+                if not self.is_synced:  # else what is known has to do until it can be read again
+                    self.tell(WatchFailed(error))
                 if isinstance(error, ClosedError):
                     self.close(error)
                 else:
@@ -140,7 +140,7 @@ class Roster:
                     for endpoint_id in self.members.keys() - there if self.members else ():
                         self.tell(Left(endpoint_id))
                     self.tell(
-                        Known(is_durable=not (self.known or self.members) and await registry.is_durable(self.name))
+                        Synced(is_durable=not (self.is_synced or self.members) and await registry.is_durable(self.name))
                     )
                 elif isinstance(change, Deleted):
                     self.tell(Left(subjects.last_token(change.key), change.reason))
@@ -179,9 +179,9 @@ class Rosters:
         roster = self._rosters.get(name)
         if roster is None:
             raise was_shut_down(name)
-        while not roster.known and roster.error is None:
+        while not roster.is_synced and roster.error is None:
             await roster.change()
-        error = roster.closed or (None if roster.known else roster.error)
+        error = roster.closed or (None if roster.is_synced else roster.error)
         if error is not None:
             raise copy.copy(error)
         return roster
@@ -204,7 +204,7 @@ class Rosters:
         roster = self._rosters[name]
         for member in members:
             roster.tell(Joined(member))
-        roster.tell(Known())
+        roster.tell(Synced())
 
     def close(self, name: str) -> bool:
         """A pool needs the roster no more; True for the last, with whom it is gone."""

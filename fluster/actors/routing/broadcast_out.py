@@ -14,7 +14,7 @@ from fluster.actors.routing.pool_state import PoolState
 
 
 class BroadcastOut:
-    """One that is out, as a MessageOut is, but without a call and a future for each member until `spread` makes them.
+    """One that is out, as a MessageOut is, but without a call and a future for each member until `make_calls` makes them.
 
     Most end with a plain result of each, which then is all that there is to know.
     """
@@ -64,7 +64,7 @@ class BroadcastOut:
             return None
         return [self._results[member.endpoint_id] for member in self.members]
 
-    def spread(self) -> MessageOut:
+    def make_calls(self) -> MessageOut:
         """The message with the calls that are not answered yet: those who wait are given futures, from any thread."""
         with self._lock:
             if self._message is None:

@@ -19,7 +19,7 @@ from fluster_bus.core.errors import BusError, ClosedError, CredentialsError, Rev
 from fluster_bus.messages import ActorSeat
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_bus.storage.feeds import CaughtUp
-from fluster_bus.storage.leadership import Leadership, Standing
+from fluster_bus.storage.leadership import Leadership, LeadershipState
 from fluster_bus.storage.registry import LEASE_S
 from fluster_bus.storage.tables import Row
 
@@ -84,10 +84,10 @@ class Seat:
         self._bus.on_reconnect(self._on_interruption)
         self._tasks.append(asyncio.create_task(self._watch(), name=f"seat of {self._name}"))
         try:
-            while self._view.standing(self._clock()) is not Standing.LEADER:
+            while self._view.state(self._clock()) is not LeadershipState.LEADER:
                 if isinstance(self._unseen, CredentialsError | StreamNotFoundError) and not self._caught_up:
                     raise self._unseen
-                if self._is_alive and self._view.standing(self._clock()) is Standing.FOLLOWER:
+                if self._is_alive and self._view.state(self._clock()) is LeadershipState.FOLLOWER:
                     raise self._taken()
                 await self._step()
         except BaseException:
@@ -186,7 +186,7 @@ class Seat:
 
     async def _keep(self, on_lost: Callable[[SupersededError], None]) -> None:
         try:
-            while self._view.standing(self._clock()) is not Standing.DEPOSED:
+            while self._view.state(self._clock()) is not LeadershipState.DEPOSED:
                 await self._step()
         except ClosedError:
             return
@@ -236,7 +236,7 @@ class Seat:
 
     async def release(self) -> None:
         """Have another take it at once; it is not waited for longer than a second."""
-        had_it = self._view.standing(self._clock()) is Standing.LEADER
+        had_it = self._view.state(self._clock()) is LeadershipState.LEADER
         self._stop()
         self._over = self._over or self._superseded()
         self._tell()

@@ -66,7 +66,7 @@ def report(error: BaseException) -> ExitCode:
         return ExitCode.BROKEN_PIPE
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exception(error)
-    code, message = _judge(error)
+    code, message = _code_and_message(error)
     say(message)
     return code
 
@@ -101,7 +101,7 @@ def _of_typer(error: Any) -> str:
     return f"{option}: {message}"
 
 
-def _judge(error: BaseException) -> tuple[ExitCode, str]:
+def _code_and_message(error: BaseException) -> tuple[ExitCode, str]:
     # Imported here: a command that works, and `fluster --help`, need none of them.
     from pydantic import ValidationError
 

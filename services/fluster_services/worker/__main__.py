@@ -29,7 +29,7 @@ from fluster_services.worker.linux.cgroups import Enforcement, LimitsError, find
 from fluster_services.worker.linux.disk import StateFolderError, make_state_folder
 from fluster_services.worker.linux.processes import raise_descriptor_limit
 from fluster_services.worker.linux.scratch import Disks, find_disks
-from fluster_services.worker.presence.detection import Given, detect, detect_host
+from fluster_services.worker.presence.detection import CapacityOverrides, detect, detect_host
 from fluster_services.worker.presence.identity import job_credentials, why_not_apart, worker_id
 from fluster_services.worker.presence.presence import Draining
 
@@ -51,7 +51,7 @@ def _config_from_environment() -> WorkerConfig:
     credentials, credentials_dir = job_credentials(address)
     timing, limits = read_settings(Timing), read_worker_limits()
     _make_state_folder(state_dir)
-    total, devices = detect(_given(), state_dir, limits.caches)
+    total, devices = detect(_overrides(), state_dir, limits.caches)
     return WorkerConfig(
         address=address,
         worker_id=worker_id(address),
@@ -73,9 +73,9 @@ def _config_from_environment() -> WorkerConfig:
     )
 
 
-def _given() -> Given:
+def _overrides() -> CapacityOverrides:
     """What the environment says that this worker has."""
-    return Given(
+    return CapacityOverrides(
         **_parsed(
             ("FLUSTER_CPUS", "cpu", _cpus),
             ("FLUSTER_MEMORY", "memory", _memory),

@@ -33,25 +33,25 @@ _CALLABLE = "the job's callable"
 _DENIED = ("permission denied", "operation not permitted", "os error 1)", "os error 13)")
 
 
-class Cuts:
+class ReplyBudget:
     """What of a reply's room is left, and whether something found none."""
 
     def __init__(self) -> None:
         self.frames = _FRAMES
-        self.happened = False
+        self.is_exceeded = False
 
     def take(self, found: list[Any], most: int) -> list[Any]:
-        self.happened |= len(found) > most
+        self.is_exceeded |= len(found) > most
         return found[:most]
 
 
-def parsed(output: bytes, cuts: Cuts) -> tuple[ThreadStack, ...]:
+def parsed(output: bytes, budget: ReplyBudget) -> tuple[ThreadStack, ...]:
     """The threads that py-spy has told as JSON, the main one first. Raises ValueError, KeyError, TypeError for anything else."""
     threads: list[ThreadStack] = []
     told = sorted(json.loads(output), key=lambda thread: thread["thread_name"] != "MainThread")
-    for thread in cuts.take(told, _THREADS):
-        frames = cuts.take(thread["frames"], min(_FRAMES_OF_A_THREAD, cuts.frames))
-        cuts.frames -= len(frames)
+    for thread in budget.take(told, _THREADS):
+        frames = budget.take(thread["frames"], min(_FRAMES_OF_A_THREAD, budget.frames))
+        budget.frames -= len(frames)
         threads.append(
             ThreadStack(
                 name=_short(thread["thread_name"] or ""),
@@ -100,11 +100,11 @@ class Stacks:
             raise ServiceError("StackError", f"its worker reads the stacks of {_AT_ONCE} tasks already: try again")
         self._reading += 1
         try:
-            cuts = Cuts()
-            pids = cuts.take(await _pids(running), _PROCESSES)
+            budget = ReplyBudget()
+            pids = budget.take(await _pids(running), _PROCESSES)
             deadline = asyncio.get_running_loop().time() + _TIMEOUT_S
-            found = [await _read(program, pid, deadline, cuts) for pid in pids]
-            return _named(found, is_callable=running.spec.command is None), cuts.happened
+            found = [await _read(program, pid, deadline, budget) for pid in pids]
+            return _named(found, is_callable=running.spec.command is None), budget.is_exceeded
         finally:
             self._reading -= 1
 
@@ -121,7 +121,7 @@ async def _pids(running: RunningTask) -> list[int]:
     return [] if main is None else [main, *await asyncio.to_thread(descendants, main)]
 
 
-async def _read(program: Path, pid: int, deadline: float, cuts: Cuts) -> ProcessStack:
+async def _read(program: Path, pid: int, deadline: float, budget: ReplyBudget) -> ProcessStack:
     about = ProcessStack(pid=pid, command=await asyncio.to_thread(_command, pid))
     problem = ""
     try:
@@ -129,7 +129,7 @@ async def _read(program: Path, pid: int, deadline: float, cuts: Cuts) -> Process
             for _ in range(_TRIES):
                 output, words = await _run(program, pid)
                 try:
-                    return about.model_copy(update={"threads": parsed(output, cuts)})
+                    return about.model_copy(update={"threads": parsed(output, budget)})
                 except (ValueError, KeyError, TypeError):
                     problem = problem_of(words)
     except TimeoutError:

@@ -25,8 +25,8 @@ from fluster_bus.core.errors import (
 )
 from fluster_bus.messages import (
     Capacity,
-    Look,
     Namespace,
+    RecordChanged,
 )
 from fluster_bus.messages.parts.resources import with_own_name
 from fluster_bus.running.coroutines import retried
@@ -175,7 +175,7 @@ class Worker:
                 await self._adopt()
                 await self._attempts.gpus.learn_names()
                 self._offers.has_adopted = True
-                await self._bus.subscribe(subjects.worker_verb(self._worker_id, "look"), self._on_look)
+                await self._bus.subscribe(subjects.worker_verb(self._worker_id, "look"), self._on_record_changed)
                 await self._service.serve()
                 await self._presence.announce()
                 await self._presence.beat()  # what is started before the next one counts from here
@@ -367,8 +367,8 @@ class Worker:
 
     # ---- wishes and second looks ------------------------------------------------------------------------
 
-    async def _on_look(self, delivery: Delivery) -> None:
-        look = Look.from_json(delivery.data)
+    async def _on_record_changed(self, delivery: Delivery) -> None:
+        look = RecordChanged.from_json(delivery.data)
         row = await self._claims.look(look.namespace, look.job_id, look.task)
         if row is not None:
             self._attempts.obey(row.value)

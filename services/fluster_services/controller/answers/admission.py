@@ -13,7 +13,7 @@ from fluster_bus.messages.workers import JOIN_REFUSED, JoinedWorker, JoinRequest
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class JoinFacts:
     """What the cluster knows of a token, and of the id that is asked for."""
 
     token: JoinTokenRecord | None
@@ -29,7 +29,7 @@ class Admission:
     token: JoinTokenRecord | None
 
 
-def admit(token_id: str, request: JoinRequest, known: Known, *, now: float) -> Admission:
+def admit(token_id: str, request: JoinRequest, known: JoinFacts, *, now: float) -> Admission:
     """Whether the user of that token becomes that worker. A request that is sent again changes nothing.
 
     Raises ServiceError with the code JOIN_REFUSED, InvalidNameError for an id that is none.
@@ -77,7 +77,7 @@ def _check_keys(token: JoinTokenRecord, request: JoinRequest) -> None:
         raise _refused("a key is named twice: make one for the worker, and one for the jobs of each namespace")
 
 
-def _check_id(token: JoinTokenRecord, request: JoinRequest, known: Known) -> None:
+def _check_id(token: JoinTokenRecord, request: JoinRequest, known: JoinFacts) -> None:
     wanted, holder = request.worker_id, known.holder
     if token.used_by.get(request.key, wanted) != wanted:
         raise _refused(f"this key is of the worker {token.used_by[request.key]!r}, and not of {wanted!r}: make another")

@@ -96,12 +96,12 @@ class Joining:
     async def _admit(self, token_id: str, request: JoinRequest, claim: _Claim) -> None:
         """Write it. Raises RevisionConflictError and KeyExistsError when another wrote first."""
         # It brings cryptography, which costs a start 10 ms, and most controllers never need.
-        from fluster_services.controller.answers.admission import Known, admit
+        from fluster_services.controller.answers.admission import JoinFacts, admit
 
         token = await self._tokens.get(buckets.join_token_key(token_id))
         key = buckets.joined_worker_key(request.worker_id)
         holder = await self._joined.get(key)
-        known = Known(
+        known = JoinFacts(
             token.value if token is not None else None,
             holder.value if holder is not None else None,
             is_taken=holder is None and await self._is_taken(request.worker_id),

@@ -90,11 +90,11 @@ class NamespaceRequests:
 
     async def serve(self, bus: Bus, requests: Requests) -> None:
         """Answer on that connection from now on, in turn with other requests."""
-        entrance = requests.entrance(lambda _subject: _LINE)
-        await bus.serve(subjects.namespaces_verb("add"), NamespaceAdd, self._add, entrance=entrance)
-        await bus.serve(subjects.namespaces_verb("set"), NamespaceSet, self._set, entrance=entrance)
-        await bus.serve(subjects.namespaces_verb("drop"), NamespaceDrop, self._drop, entrance=entrance)
-        await bus.serve(subjects.namespaces_verb("list"), Done, self._list, entrance=entrance)
+        queue = requests.queue(lambda _subject: _LINE)
+        await bus.serve(subjects.namespaces_verb("add"), NamespaceAdd, self._add, request_queue=queue)
+        await bus.serve(subjects.namespaces_verb("set"), NamespaceSet, self._set, request_queue=queue)
+        await bus.serve(subjects.namespaces_verb("drop"), NamespaceDrop, self._drop, request_queue=queue)
+        await bus.serve(subjects.namespaces_verb("list"), Done, self._list, request_queue=queue)
 
     async def _add(self, request: NamespaceAdd, _asked: str) -> NamespaceChange:
         await self._seat.wait_sure()

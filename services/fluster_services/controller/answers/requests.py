@@ -55,12 +55,12 @@ class Requests:
         self._lines: RequestLines[_Request | asyncio.Future[None]] = RequestLines()
         self._wake = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
-        # The entrance for requests of namespaces, each of which waits in the line of its own.
-        self.of_namespaces = Entrance(self, subjects.namespace_of, max_bytes=_MAX_REQUEST_BYTES)
+        # Requests of namespaces, each in the line of its namespace.
+        self.of_namespaces = FairQueue(self, subjects.namespace_of, max_bytes=_MAX_REQUEST_BYTES)
 
-    def entrance(self, name: Callable[[str], str]) -> Entrance:
-        """An entrance for requests of no namespace; `name(subject)` is that of the line in which they wait, and has a blank."""
-        return Entrance(self, name, max_bytes=_MAX_LINE_REQUEST_BYTES)
+    def queue(self, name: Callable[[str], str]) -> FairQueue:
+        """A queue for requests of no namespace; `name(subject)` names the line in which one waits, with a blank in it."""
+        return FairQueue(self, name, max_bytes=_MAX_LINE_REQUEST_BYTES)
 
     def put(
         self,
@@ -122,8 +122,8 @@ class Requests:
             self._wake.set()
 
 
-class Entrance:
-    """An entrance for requests of one kind, which wait in the line that their subject names."""
+class FairQueue:
+    """Queues requests of one kind, each in the line that its subject names. Lines are served in turn."""
 
     def __init__(self, requests: Requests, name: Callable[[str], str], *, max_bytes: int) -> None:
         self._requests = requests

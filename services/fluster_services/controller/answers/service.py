@@ -126,8 +126,8 @@ class ControllerService:
         await self._serve(subjects.endpoints_verb(every, "lookup"), EndpointQuery, endpoints.lookup)
         await self._serve(subjects.endpoints_verb(every, "list"), EndpointQuery, endpoints.lookup)
         # Joining is the cluster's own, and of no namespace.
-        entrance = self._requests.entrance(join_line)
-        await self._bus.serve(subjects.join(every), JoinRequest, self._joining.answer, entrance=entrance)
+        queue = self._requests.queue(join_line)
+        await self._bus.serve(subjects.join(every), JoinRequest, self._joining.answer, request_queue=queue)
         await self._operators.serve(self._bus, self._requests)
         await self._announce()
 
@@ -148,7 +148,7 @@ class ControllerService:
             return await answer(namespace, message)
 
         # In no queue group: only the leader listens, and one that was stopped must not be handed what is asked.
-        await self._bus.serve(subject, request, handler, entrance=self._requests.of_namespaces)
+        await self._bus.serve(subject, request, handler, request_queue=self._requests.of_namespaces)
 
     async def _announce(self) -> None:
         every = subjects.ANY_TOKEN

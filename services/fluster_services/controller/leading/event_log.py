@@ -35,7 +35,7 @@ _PAUSE_S = 0.2
 _STANDBY_S, _MAX_STANDBY = 600.0, 50_000  # by then, and before so many more, the leader has published it
 _GATHERED_S, _MAX_BATCH = 0.02, 512
 
-Told = dict[int, float]  # {number of a transition of one record: its time}
+PublishedTimes = dict[int, float]  # {number of a transition of one record: its time}
 
 
 class EventLog:
@@ -46,7 +46,7 @@ class EventLog:
         self._seat = seat
         self._seen: dict[tuple[Namespace, str], int] = {}  # {record: the last transition that is queued or published}
         self._stored_until: dict[Namespace, float] = {}  # older transitions are in the stream
-        self._told: dict[tuple[Namespace, str], Told] = {}  # of records that were not seen yet
+        self._told: dict[tuple[Namespace, str], PublishedTimes] = {}  # of records that were not seen yet
         self._queues: defaultdict[Namespace, asyncio.Queue[Event]] = defaultdict(asyncio.Queue)
         self._led: set[Namespace] = set()
         # What the leader is about to publish, for the case that it does not: (when it was seen, namespace, event, stored at)
@@ -77,7 +77,7 @@ class EventLog:
         self._standby.extend(left)
         return taken
 
-    async def _published(self, namespace: Namespace) -> dict[tuple[Namespace, str], Told]:
+    async def _published(self, namespace: Namespace) -> dict[tuple[Namespace, str], PublishedTimes]:
         """What the stream's last minutes have of each record."""
         feed = Feed(
             self._bus,
@@ -86,7 +86,7 @@ class EventLog:
             watch=subjects.watch_events(namespace),
         )
         last = await feed.last()
-        found: dict[tuple[Namespace, str], Told] = {}
+        found: dict[tuple[Namespace, str], PublishedTimes] = {}
         if last is None:
             return found
         since = last.time - _MARGIN
@@ -198,7 +198,7 @@ class EventLog:
         await appender.append(messages)
 
 
-def _is_told(transition: Transition, told: Told) -> bool:
+def _is_told(transition: Transition, told: PublishedTimes) -> bool:
     """True when it is in the stream, or is older than what was read of that.
 
     One of another job that had the id before may have its number, but not its time.

@@ -26,7 +26,7 @@ from fluster_bus.core.errors import (
     RevisionConflictError,
 )
 from fluster_bus.core.fault_log import FaultLog
-from fluster_bus.messages import JobRecord, Look, Namespace, TaskRecord
+from fluster_bus.messages import JobRecord, Namespace, RecordChanged, TaskRecord
 from fluster_bus.storage.stored_messages import SecretStore, remove_secrets
 from fluster_bus.storage.tables import Row, Table, Update
 from fluster_services import lifecycle
@@ -298,7 +298,7 @@ class RecordWriter:
     async def _tell_worker(self, task: TaskRecord) -> None:
         if task.worker_id is None:
             return
-        look = Look(namespace=task.namespace, job_id=task.job_id, task=task.task)
+        look = RecordChanged(namespace=task.namespace, job_id=task.job_id, task=task.task)
         try:
             await self._bus.publish(subjects.worker_verb(task.worker_id, "look"), look.to_json())
         except DisconnectedError:

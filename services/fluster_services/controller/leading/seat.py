@@ -26,7 +26,7 @@ from fluster_bus.core.errors import BusError, RevisionConflictError, StreamNotFo
 from fluster_bus.messages import Fence, Leader, Namespace
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_bus.storage.feeds import CaughtUp
-from fluster_bus.storage.leadership import Leadership, Standing
+from fluster_bus.storage.leadership import Leadership, LeadershipState
 from fluster_bus.storage.streams import fences_table, leaders_table
 from fluster_bus.storage.tables import Guard, Row
 from fluster_services.daemon import StartOverError
@@ -142,7 +142,7 @@ class Seat:
             await self._changed.wait_for(lambda: self._leads or self._stands_by())
 
     def _stands_by(self) -> bool:
-        return self._holder is not None and self.leadership.standing(self._clock()) is Standing.FOLLOWER
+        return self._holder is not None and self.leadership.state(self._clock()) is LeadershipState.FOLLOWER
 
     async def wait_leads(self) -> None:
         """Return when it leads."""
@@ -265,20 +265,20 @@ class Seat:
 
     def _pause_s(self, now: float) -> float:
         is_any_left = not self._leads or self._fences.keys() != self._fenced_at.keys()
-        has_fences_to_raise = is_any_left and self.leadership.standing(now) is Standing.LEADER
+        has_fences_to_raise = is_any_left and self.leadership.state(now) is LeadershipState.LEADER
         return 0.0 if has_fences_to_raise else self.leadership.pause_s(now)
 
     async def step(self) -> None:
         """Do what is due now. Raises DeposedError."""
         now = self._clock()
-        standing = self.leadership.standing(now)
-        if standing is Standing.DEPOSED:
+        state = self.leadership.state(now)
+        if state is LeadershipState.DEPOSED:
             raise self._deposed()
-        if standing is Standing.FOLLOWER or self._pause_s(now) > 0:
+        if state is LeadershipState.FOLLOWER or self._pause_s(now) > 0:
             return
         try:
             await self._write()
-            if self.leadership.standing(self._clock()) is Standing.LEADER:
+            if self.leadership.state(self._clock()) is LeadershipState.LEADER:
                 await self._raise_fences()
                 if not self._leads:
                     self._leads = True

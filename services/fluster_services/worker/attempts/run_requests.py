@@ -60,8 +60,8 @@ class _Submitted:
     tasks: range
 
 
-class _Became(NamedTuple):
-    """What became of such a job: all of it was claimed, or the controller refused it, or neither."""
+class _ClaimResult(NamedTuple):
+    """How the claims of such a job ended: all of it was claimed, or the controller refused it, or neither."""
 
     is_claimed: bool = False
     refusal: str | None = None
@@ -83,7 +83,7 @@ class RunRequests:
         check: Callable[[Namespace, JobRequest], Awaitable[str | None]],
         take: Callable[[Offer], Awaitable[str | None]],
         give_back: Callable[[str], Awaitable[None]],
-        start: Callable[[Coroutine[Any, Any, _Became]], asyncio.Task[_Became]],
+        start: Callable[[Coroutine[Any, Any, _ClaimResult]], asyncio.Task[_ClaimResult]],
         claim_within_s: float,
     ) -> None:
         self._bus = bus
@@ -114,10 +114,10 @@ class RunRequests:
         submitted = _Submitted(namespace, job_id, submission, range(job.replicas))
         claiming = self._start(self._see_through(submitted, kept))
         done, _ = await asyncio.wait({claiming}, timeout=_ANSWER_WITHIN_S)
-        became = claiming.result() if done else _Became()
-        if became.refusal is not None:
-            raise self._refused(job, became.refusal)
-        return RunReply(worker_id=self._worker_id, job_id=job_id, submission=submission, claimed=became.is_claimed)
+        result = claiming.result() if done else _ClaimResult()
+        if result.refusal is not None:
+            raise self._refused(job, result.refusal)
+        return RunReply(worker_id=self._worker_id, job_id=job_id, submission=submission, claimed=result.is_claimed)
 
     def _pinned(self, job: JobRequest) -> JobRequest:
         labels = {**job.resources.labels, WORKER_LABEL: self._worker_id}
@@ -156,17 +156,17 @@ class RunRequests:
         for key in kept:
             await self._give_back(key)
 
-    async def _see_through(self, submitted: _Submitted, kept: list[str]) -> _Became:
+    async def _see_through(self, submitted: _Submitted, kept: list[str]) -> _ClaimResult:
         """Claim the tasks as they are recorded."""
         claiming = asyncio.create_task(self._claim(submitted))
         asking = asyncio.create_task(self._why_refused(submitted))
-        became = _Became()
+        result = _ClaimResult()
         try:
             async with asyncio.timeout(self._claim_within_s):
                 await asyncio.wait({claiming, asking}, return_when=asyncio.FIRST_COMPLETED)
-                became = _Became(refusal=asking.result() if asking.done() else None)
-                if became.refusal is None:
-                    became = _Became(is_claimed=await claiming)
+                result = _ClaimResult(refusal=asking.result() if asking.done() else None)
+                if result.refusal is None:
+                    result = _ClaimResult(is_claimed=await claiming)
         except TimeoutError:
             log.warning("%s is not recorded yet: no room is kept for it any longer", submitted.job_id)
         except (FlusterError, UnfitError) as error:
@@ -176,7 +176,7 @@ class RunRequests:
             asking.cancel()
             await asyncio.gather(claiming, asking, return_exceptions=True)
             await self._release(kept)  # of those that were claimed there is none left
-        return became
+        return result
 
     async def _claim(self, submitted: _Submitted) -> bool:
         """Whether all tasks were claimed, once that was tried with each; one that was not is left to offers."""

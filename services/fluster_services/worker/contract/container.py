@@ -90,7 +90,7 @@ def given_libraries(python_path: Sequence[str], *, secret: Sequence[Path]) -> Li
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ContainerSpec:
     """What an attempt is, as far as its container is concerned."""
 
     key: str  # <ns>.<job>.<task>.<attempt>
@@ -114,7 +114,7 @@ def labels(key: str, state: Path) -> dict[str, str]:
 
 
 def create_body(
-    wanted: Wanted,
+    spec: ContainerSpec,
     settings: ContainerSettings,
     *,
     state: Path,
@@ -128,30 +128,30 @@ def create_body(
     A task that should escape from it has: no capability, no way to get one, an ordinary user, a root that cannot be written
     to, Docker's own system call filter, and nothing of the machine but its folder and read-only packages. Never the engine's socket.
     """
-    is_callable = wanted.command is None
+    is_callable = spec.command is None
     libraries = {**own.mounts, **given.mounts} if is_callable else {}
     mounts = [bind(str(task_folder), INNER_FOLDER, is_writable=True)]
     mounts += [bind(source, target) for source, target in libraries.items()]
-    mounts += [bind(source, target) for target, source in wanted.mounts.items()]
+    mounts += [bind(source, target) for target, source in spec.mounts.items()]
     environment = with_hook(
         {
             "PYTHONUNBUFFERED": "1",
             **INIT_VARIABLES,
             "HOME": _SCRATCH[0],  # the image's own user may have none, or one that cannot be written to
-            **({"PYTHONPATH": ":".join(_WORKSPACE_PATH)} if wanted.has_workspace and not is_callable else {}),
-            "NVIDIA_VISIBLE_DEVICES": ",".join(wanted.devices) or "void",
-            **wanted.env,
+            **({"PYTHONPATH": ":".join(_WORKSPACE_PATH)} if spec.has_workspace and not is_callable else {}),
+            "NVIDIA_VISIBLE_DEVICES": ",".join(spec.devices) or "void",
+            **spec.env,
         }
     )
-    command = wanted.command or ["python3", "-c", _BOOT, OWN_MINOR, wanted.image, *own.python_path]
+    command = spec.command or ["python3", "-c", _BOOT, OWN_MINOR, spec.image, *own.python_path]
     return {
-        "Image": wanted.exact_image or wanted.image,
+        "Image": spec.exact_image or spec.image,
         "Entrypoint": command,
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in environment.items()],
-        "WorkingDir": posixpath.join(WORKING_FOLDER, wanted.begins_in) if wanted.begins_in else WORKING_FOLDER,
+        "WorkingDir": posixpath.join(WORKING_FOLDER, spec.begins_in) if spec.begins_in else WORKING_FOLDER,
         "Healthcheck": {"Test": ["NONE"]},  # the image's own is for what the image would run
-        "Labels": labels(wanted.key, state),
+        "Labels": labels(spec.key, state),
         **({} if settings.profile == "trusted" else {"User": f"{user[0]}:{user[1]}"}),
         "HostConfig": {
             "Init": True,  # as process 1, a program would not be ended by SIGTERM
@@ -159,10 +159,10 @@ def create_body(
             "Mounts": mounts,
             "LogConfig": {"Type": "local", "Config": _LOG_OPTIONS},
             **_hardening(settings.profile),
-            **_limits(wanted.limits),
-            "ShmSize": settings.shm_bytes or wanted.limits.memory or max(wanted.memory or 0, _MIN_FREE_SHM_BYTES),
+            **_limits(spec.limits),
+            "ShmSize": settings.shm_bytes or spec.limits.memory or max(spec.memory or 0, _MIN_FREE_SHM_BYTES),
             "Ulimits": _ulimits(settings),
-            **device_requests(wanted.devices),
+            **device_requests(spec.devices),
         },
     }
 

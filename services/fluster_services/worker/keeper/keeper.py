@@ -39,7 +39,7 @@ from fluster_services.worker.contract.attempt_directory import (
 from fluster_services.worker.contract.task_errors import read_task_error, task_error
 from fluster_services.worker.gpus.locks import GpuTakenError
 from fluster_services.worker.keeper.bounds import DiskWatch, Fence, HeldGpus, MemoryBound
-from fluster_services.worker.keeper.worker_link import Standing, WorkerLink
+from fluster_services.worker.keeper.worker_link import AttemptSnapshot, WorkerLink
 from fluster_services.worker.linux import cgroups
 from fluster_services.worker.linux.killing import Killing, kill_descendants
 from fluster_services.worker.linux.processes import (
@@ -164,11 +164,13 @@ class _Keeper:
                 and (not self._has_children or self._killing.has_given_up)
             ):
                 self._finish(self._status)
-            self._link.tell(self._standing())
+            self._link.tell(self._snapshot())
 
-    def _standing(self) -> Standing:
+    def _snapshot(self) -> AttemptSnapshot:
         progress = self._progress.newest if self._progress is not None else None
-        return Standing(self._task_pid, self._started_at, self._output.spool.end, self._record, progress, self._flushed)
+        return AttemptSnapshot(
+            self._task_pid, self._started_at, self._output.spool.end, self._record, progress, self._flushed
+        )
 
     def _watch(self, fd: int, action: Callable[[], object]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, action)
@@ -368,7 +370,7 @@ class _Keeper:
         self._timers.set("keep", time.monotonic() + self._spec.keep_s, self._leave)
         self._write_record(self._record)
         if self._is_abandoned:
-            self._link.tell(self._standing())
+            self._link.tell(self._snapshot())
             self._leave_no_trace()
 
     def _told(self, name: str) -> dict[str, object] | None:

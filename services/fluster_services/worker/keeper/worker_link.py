@@ -29,7 +29,7 @@ _MAX_MESSAGE_BYTES = 64 * 1024
 _TELL_INTERVAL_S = 0.02  # a chatty task must not wake the worker more often than this
 
 
-class Standing(NamedTuple):
+class AttemptSnapshot(NamedTuple):
     """How things stand with an attempt."""
 
     pid: int
@@ -99,13 +99,13 @@ class WorkerLink:
         if self._unsent:
             self._disconnect()  # it does not listen, and is not waited for
 
-    def tell(self, standing: Standing) -> None:
+    def tell(self, snapshot: AttemptSnapshot) -> None:
         """Send what the worker does not know yet, as far as it takes it."""
         connection = self._connection
         if connection is None:
             return
         try:
-            while self._unsent or (message := self._news(standing)) is not None:
+            while self._unsent or (message := self._news(snapshot)) is not None:
                 self._unsent = self._unsent or json.dumps(message).encode() + b"\n"
                 self._unsent = self._unsent[connection.send(self._unsent) :]
         except BlockingIOError:
@@ -116,25 +116,25 @@ class WorkerLink:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         self._selector.modify(connection.fileno(), events, self._on_message)
 
-    def _news(self, standing: Standing) -> dict[str, object] | None:
+    def _news(self, snapshot: AttemptSnapshot) -> dict[str, object] | None:
         if not self._has_told_start:
             self._has_told_start = True
-            return {"started": {"pid": standing.pid, "started_at": standing.started_at}}
-        if standing.flushed > self._told_flush:
-            self._told_offset, self._told_flush = standing.spooled, standing.flushed
+            return {"started": {"pid": snapshot.pid, "started_at": snapshot.started_at}}
+        if snapshot.flushed > self._told_flush:
+            self._told_offset, self._told_flush = snapshot.spooled, snapshot.flushed
             return {"spooled": self._told_offset, "flushed": self._told_flush}
-        if standing.spooled > self._told_offset:
-            if standing.record is None and self._timers.at("tell") is not None:
+        if snapshot.spooled > self._told_offset:
+            if snapshot.record is None and self._timers.at("tell") is not None:
                 return None
-            self._told_offset = standing.spooled
+            self._told_offset = snapshot.spooled
             self._timers.set("tell", time.monotonic() + _TELL_INTERVAL_S, lambda: None)
             return {"spooled": self._told_offset}
-        if standing.progress != self._told_progress:
-            self._told_progress = standing.progress
-            return {"progress": standing.progress}
-        if standing.record is not None and not self._has_told_exit:
+        if snapshot.progress != self._told_progress:
+            self._told_progress = snapshot.progress
+            return {"progress": snapshot.progress}
+        if snapshot.record is not None and not self._has_told_exit:
             self._has_told_exit = True
-            return {"exited": to_json(standing.record)}
+            return {"exited": to_json(snapshot.record)}
         return None
 
     def _on_connect(self) -> None:

@@ -35,7 +35,7 @@ _MAX_TEXT = 500  # of what others' programs say
 
 
 @dataclass(frozen=True)
-class Given:
+class CapacityOverrides:
     """What is given by hand; the rest is detected."""
 
     cpu: float | None = None
@@ -47,20 +47,22 @@ class Given:
     resources: Mapping[str, float] = field(default_factory=dict)
 
 
-def detect(given: Given, state_dir: Path, caches: CacheLimits) -> tuple[Capacity, Devices]:
+def detect(overrides: CapacityOverrides, state_dir: Path, caches: CacheLimits) -> tuple[Capacity, Devices]:
     """The machine's capacity, and its devices."""
-    devices = given.devices if given.devices is not None else detect_gpus()
+    devices = overrides.devices if overrides.devices is not None else detect_gpus()
     total = Capacity(
-        cpu=given.cpu if given.cpu is not None else _cpus(),
-        memory=given.memory if given.memory is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        disk=given.disk if given.disk is not None else free_disk(state_dir, caches),
+        cpu=overrides.cpu if overrides.cpu is not None else _cpus(),
+        memory=overrides.memory
+        if overrides.memory is not None
+        else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        disk=overrides.disk if overrides.disk is not None else free_disk(state_dir, caches),
         device=devices.kind,
         variant=devices.variant,
         devices=len(devices.ids),
         other_devices=devices.other_counts,
-        tasks=given.tasks,
-        labels=as_words(given.labels),
-        resources=as_counts(given.resources),
+        tasks=overrides.tasks,
+        labels=as_words(overrides.labels),
+        resources=as_counts(overrides.resources),
     )
     return total, devices
 

@@ -19,8 +19,8 @@ _LAPSE_S = 120.0  # a fault that comes later than this after the return is anoth
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a look at the machine found."""
+class MachineCheck:
+    """What one check of the machine found."""
 
     folder: str  # where the worker's state is
     free_bytes: int  # on the disk of that
@@ -54,34 +54,36 @@ class Health:
             self._back_at = now + self._pause_s
         self._fault = what
 
-    def on_look(self, look: Look, *, now: float) -> None:
+    def on_check(self, check: MachineCheck, *, now: float) -> None:
         """The machine was looked at."""
         was_well = self.trouble is None
-        self._found = self._problem(look, was_well=was_well)
-        self.has_no_disk = self._found is not None and self._found != look.trouble
+        self._found = self._problem(check, was_well=was_well)
+        self.has_no_disk = self._found is not None and self._found != check.trouble
         if self._found is None and now >= self._back_at:
             self._fault = None
         if self.trouble is None and not was_well:
             self._well_since = now
 
     def pause_s(self, *, now: float, interval_s: float) -> float:
-        """How long until the next look, which is made each `interval_s` while the worker is well."""
+        """How long until the next check, which is made each `interval_s` while the worker is well."""
         if self._found is not None:
             return min(_UNWELL_INTERVAL_S, interval_s)
         return min(max(self._back_at - now, 0.0), interval_s) if self._fault is not None else interval_s
 
-    def has_no_room(self, look: Look) -> bool:
+    def has_no_room(self, check: MachineCheck) -> bool:
         """Whether what is wrong with a worker that is not well is that its disk is full."""
-        return look.free_bytes < self._limits.well_free_bytes
+        return check.free_bytes < self._limits.well_free_bytes
 
-    def _problem(self, look: Look, *, was_well: bool) -> str | None:
+    def _problem(self, check: MachineCheck, *, was_well: bool) -> str | None:
         """What is wrong, in words that stay the same as long as it does."""
         limits = self._limits
-        if look.free_bytes < (limits.least_free_bytes if was_well else limits.well_free_bytes):
-            return f"its disk has no room: less than {describe_bytes(limits.well_free_bytes)} are left at {look.folder}"
-        if look.unwritable is not None:
-            return f"its disk cannot be written to at {look.folder}: {look.unwritable}"
-        return look.trouble
+        if check.free_bytes < (limits.least_free_bytes if was_well else limits.well_free_bytes):
+            return (
+                f"its disk has no room: less than {describe_bytes(limits.well_free_bytes)} are left at {check.folder}"
+            )
+        if check.unwritable is not None:
+            return f"its disk cannot be written to at {check.folder}: {check.unwritable}"
+        return check.trouble
 
 
 # ---- who filled the disk --------------------------------------------------------------------------------
@@ -96,19 +98,19 @@ class DiskUse:
 
 
 @dataclass(frozen=True)
-class Filler:
+class DiskFiller:
     """The attempt that filled a disk."""
 
     key: str
-    grown: int
-    lost: int
+    grown_bytes: int  # in its own folders
+    lost_bytes: int  # of the disk's free space
 
 
-def who_filled(well: DiskUse, now: DiskUse) -> Filler | None:
+def who_filled(well: DiskUse, now: DiskUse) -> DiskFiller | None:
     """The attempt whose own folders grew by more than half of what the disk has lost since it was `well`; None: none did."""
     lost = well.free - now.free
     growth = {key: size - well.sizes.get(key, 0) for key, size in now.sizes.items()}
     if lost <= 0 or not growth:
         return None
     key = max(growth, key=lambda each: growth[each])
-    return Filler(key, growth[key], lost) if 2 * growth[key] > lost else None
+    return DiskFiller(key, growth[key], lost) if 2 * growth[key] > lost else None

@@ -28,7 +28,7 @@ from fluster_services.worker.contract.outcome import Outcome, describe_survivors
 from fluster_services.worker.contract.runtime import RunningTask, Runtime
 from fluster_services.worker.linux.disk import size_of, why_unwritable
 from fluster_services.worker.linux.processes import start_ticks
-from fluster_services.worker.presence.health import DiskUse, Health, Look, who_filled
+from fluster_services.worker.presence.health import DiskUse, Health, MachineCheck, who_filled
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Wellness:
         await self._tell()
 
     async def run(self) -> None:
-        """Look now and then, until cancelled."""
+        """Check the machine now and then, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(self._health.pause_s(now=time.monotonic(), interval_s=_INTERVAL_S)):
@@ -106,14 +106,14 @@ class Wellness:
     async def look(self) -> None:
         """Look at the machine, and do what follows."""
         async with self._looking:
-            look = await asyncio.to_thread(_look, self._state_dir, self._examine)
+            check = await asyncio.to_thread(_check, self._state_dir, self._examine)
             now = time.monotonic()
-            self._health.on_look(look, now=now)
+            self._health.on_check(check, now=now)
             if self.trouble is None:
                 if now >= self._measure_at:
-                    self._well = await self._measured(look)
-            elif self._health.has_no_room(look):
-                await self._blame(look)
+                    self._well = await self._measured(check)
+            elif self._health.has_no_room(check):
+                await self._blame(check)
         await self._tell()
 
     async def _tell(self) -> None:
@@ -127,26 +127,26 @@ class Wellness:
 
     # ---- who filled the disk ----------------------------------------------------------------------------
 
-    async def _measured(self, look: Look) -> DiskUse:
+    async def _measured(self, check: MachineCheck) -> DiskUse:
         began_at = time.monotonic()
         folders = {key: running.folder for key, running in self._running.items()}
         sizes = await asyncio.to_thread(lambda: {key: size_of(folder) for key, folder in folders.items()})
         now = time.monotonic()
         self._blame_at = now + _MEASURING_COSTS * (now - began_at)
         self._measure_at = max(now + _MEASURE_S, self._blame_at)
-        return DiskUse(look.free_bytes, sizes)
+        return DiskUse(check.free_bytes, sizes)
 
-    async def _blame(self, look: Look) -> None:
+    async def _blame(self, check: MachineCheck) -> None:
         """Stop the attempt that filled the disk, if one did."""
         if self._well is None or time.monotonic() < self._blame_at:
             return
-        filler = who_filled(self._well, await self._measured(look))
+        filler = who_filled(self._well, await self._measured(check))
         running = self._running.get(filler.key) if filler is not None else None
         if filler is None or running is None or filler.key in self._blamed:
             return
         told = (
-            f"it filled the disk of worker {self._worker_id}: its own folders grew by {describe_bytes(filler.grown)} of "
-            f"the {describe_bytes(filler.lost)} that went"
+            f"it filled the disk of worker {self._worker_id}: its own folders grew by {describe_bytes(filler.grown_bytes)} of "
+            f"the {describe_bytes(filler.lost_bytes)} that went"
         )
         log.warning("%s is stopped: %s", filler.key, told)
         self._blamed[filler.key] = told
@@ -229,12 +229,12 @@ def _find_scarce(places: Callable[[], list[Path]]) -> str | None:
     return next((found for folder in places() if (found := why_scarce(folder)) is not None), None)
 
 
-def _look(folder: Path, examine: Callable[[], str | None]) -> Look:
+def _check(folder: Path, examine: Callable[[], str | None]) -> MachineCheck:
     try:
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
-        return Look(str(folder), 0, error.strerror or str(error), examine())
-    return Look(str(folder), free_bytes, why_unwritable(folder), examine())
+        return MachineCheck(str(folder), 0, error.strerror or str(error), examine())
+    return MachineCheck(str(folder), free_bytes, why_unwritable(folder), examine())
 
 
 class Survivors:

@@ -30,7 +30,7 @@ from fluster_services.worker.contract.container import (
     NOBODY,
     STATE_LABEL,
     Container,
-    Wanted,
+    ContainerSpec,
     checked_mounts,
     create_body,
     given_libraries,
@@ -157,7 +157,7 @@ class DockerRuntime:
         inner = {DIRECTORY_VARIABLE: INNER_FOLDER}
         if credentials is not None:
             inner[CREDENTIALS_VARIABLE] = f"{INNER_FOLDER}/{_CREDENTIALS_FILE}"
-        wanted = Wanted(
+        container_spec = ContainerSpec(
             key=spec.key,
             image=spec.image or settings.image,
             exact_image=_exact(spec),
@@ -175,7 +175,7 @@ class DockerRuntime:
             api_version=self._api_version,
             name=group_name(directory),
             body=create_body(
-                wanted,
+                container_spec,
                 settings,
                 state=self._processes.state_dir,
                 task_folder=directory / TASK_FOLDER,
@@ -188,7 +188,11 @@ class DockerRuntime:
             timeout_s=settings.timeout_s,
         )
         return dataclasses.replace(
-            spec, image=wanted.image, container=container, python_path=list(given.python_path), limits=wanted.limits
+            spec,
+            image=container_spec.image,
+            container=container,
+            python_path=list(given.python_path),
+            limits=container_spec.limits,
         )
 
     async def _sweep_forever(self) -> None:

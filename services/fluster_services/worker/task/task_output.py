@@ -46,7 +46,7 @@ class ReadablePipes(Protocol):
         """Look at none of them."""
 
 
-class InOrder:
+class EpollPipes:
     """Of the kernel's queue, in which a pipe takes its place when it becomes readable. Linux only.
 
     Apart from the selector, where what was readable at the last look comes first.
@@ -75,7 +75,7 @@ class InOrder:
         self._queue.close()
 
 
-class AsFound:
+class SelectPipes:
     """Where the system has none of these queues: those that are readable at one look, as they were added."""
 
     def __init__(self, selector: selectors.BaseSelector, on_readable: Callable[[], object]) -> None:
@@ -105,7 +105,7 @@ class AsFound:
 
 def readable_pipes(selector: selectors.BaseSelector, on_readable: Callable[[], object]) -> ReadablePipes:
     """What this system has; `selector` calls `on_readable` when there is something to take."""
-    return InOrder(selector, on_readable) if sys.platform.startswith("linux") else AsFound(selector, on_readable)
+    return EpollPipes(selector, on_readable) if sys.platform.startswith("linux") else SelectPipes(selector, on_readable)
 
 
 class TaskOutput:
