@@ -25,6 +25,7 @@ from fluster_bus.core import subjects
 from fluster_bus.direct import wire
 from fluster_bus.direct.line import Dialler, Line
 from fluster_bus.direct.wire import NumberedDelivery, Ping, ProtocolError, Refusal
+from fluster_bus.running.backoff import Backoff
 
 _STDIN = 0
 _ANSWER_TIMEOUT_S = 5.0
@@ -113,15 +114,19 @@ class Watch:
 
 def serve(client: OwnerLeaseClient, watch: Watch) -> None:
     """Tell that the program lives until it does not, and then that."""
-    interval_s = pause_s = _FIRST_PAUSE_S
-    longest_s = _LONGEST_PAUSE_S
+    backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+    interval_s = backoff.pause_s
     while not watch.has_ended(interval_s):
         answer = client.report(ended=False)
         if answer is None:
-            interval_s = pause_s = min(2 * pause_s, longest_s)
+            backoff.lengthen()
+            interval_s = backoff.pause_s
             continue
-        interval_s, pause_s = min(answer.lease_s / _IN_A_LEASE, _LONGEST_INTERVAL_S), _FIRST_PAUSE_S
-        longest_s = min(_LONGEST_PAUSE_S, interval_s)  # after an absence of bus or controller there is one lease's time
+        interval_s = min(answer.lease_s / _IN_A_LEASE, _LONGEST_INTERVAL_S)
+        backoff.reset()
+        backoff.longest_s = min(
+            _LONGEST_PAUSE_S, interval_s
+        )  # after an absence of bus or controller there is one lease's time
     if not watch.is_released:
         _tell_end(client)
 
@@ -134,19 +139,21 @@ class LastWords:
     def __init__(self, now: float) -> None:
         self._began_at = self._changed_at = now
         self._is_heard = False
-        self._pause_s = _FIRST_PAUSE_S
+        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_INTERVAL_S)
 
     def pause_s(self, answer: LeaseAnswer | None, *, now: float) -> float | None:
         """How long to wait after that answer, or none, to what was reported; None when it is not to be reported again."""
         is_heard = answer is not None
         if is_heard != self._is_heard:
-            self._is_heard, self._changed_at, self._pause_s = is_heard, now, _FIRST_PAUSE_S
+            self._is_heard, self._changed_at = is_heard, now
+            self._backoff.reset()
         if answer is not None and not answer.unfinished and now - self._began_at > _SETTLES_S:
             return None
         if now - self._changed_at >= (_END_TIMEOUT_S if is_heard else _AWAY_TIMEOUT_S):
             return None
-        pause_s, longest_s = self._pause_s, _LONGEST_PAUSE_S if is_heard else _LONGEST_INTERVAL_S
-        self._pause_s = min(2 * pause_s, longest_s)
+        pause_s = self._backoff.pause_s
+        self._backoff.longest_s = _LONGEST_PAUSE_S if is_heard else _LONGEST_INTERVAL_S
+        self._backoff.lengthen()
         return pause_s
 
 

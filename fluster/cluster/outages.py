@@ -14,6 +14,7 @@ from typing import TypeVar
 from fluster.errors import ConnectionLostError
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
+from fluster_bus.running.coroutines import wait_set
 
 T = TypeVar("T")
 
@@ -101,11 +102,7 @@ class Outages:
         while self._outage is not None and not self._back.is_set():
             if self._limits:
                 self._take_step(self._outage)
-            try:
-                async with asyncio.timeout(_LOOK_S):
-                    await self._back.wait()
-            except TimeoutError:
-                continue
+            await wait_set(self._back, _LOOK_S)
         if self._outage is not None and self._outage.told:
             self.tell(f"the connection to {self._bus.address} is back after {_lasted(self._outage)}")
         self._outage = None

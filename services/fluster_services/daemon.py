@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -32,6 +32,8 @@ from fluster_bus.core.errors import (
     StorageTimeoutError,
     StreamNotFoundError,
 )
+from fluster_bus.running.backoff import Backoff
+from fluster_bus.running.coroutines import wait_set
 from fluster_bus.running.event_loops import loop_factory
 from fluster_services.cluster_files import open_private
 from fluster_services.config import DaemonLogs
@@ -240,7 +242,7 @@ async def _show_life(bus: Bus, is_ready: asyncio.Event, file: Path | None) -> No
 
 async def _connect(address: BusAddress, name: str, leaving: asyncio.Event) -> Bus | None:
     """A connection, however long the server takes to come up; None when asked to leave meanwhile."""
-    waits, say_at, pause_s = False, 0.0, _FIRST_CONNECT_PAUSE_S
+    waits, say_at, backoff = False, 0.0, Backoff(_FIRST_CONNECT_PAUSE_S, _LAST_CONNECT_PAUSE_S)
     while not leaving.is_set():
         try:
             bus = await Bus.connect(address, name=name)
@@ -257,10 +259,8 @@ async def _connect(address: BusAddress, name: str, leaving: asyncio.Event) -> Bu
             bus.on_reconnect(functools.partial(_warn_of_end, bus))
             _warn_of_end(bus)
             return bus
-        with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s * random.uniform(0.5, 1)):  # so that not all daemons come at once
-                await leaving.wait()
-        pause_s = min(2 * pause_s, _LAST_CONNECT_PAUSE_S)
+        await wait_set(leaving, backoff.pause_s * random.uniform(0.5, 1))  # so that not all daemons come at once
+        backoff.lengthen()
     return None
 
 

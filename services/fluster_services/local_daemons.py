@@ -16,6 +16,7 @@ from fluster.local_setup import LocalSetup
 from fluster_bus.core.devices import Devices, from_json
 from fluster_bus.core.errors import FlusterError
 from fluster_bus.core.roles import Role
+from fluster_bus.running.backoff import Backoff
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LocalLimits, local_timing
 from fluster_services.forking import import_kept, import_own
@@ -64,7 +65,7 @@ class Daemon:
     pid: int = 0  # 0 while it does not run
     restart_at: float | None = None
     _started_at: float = field(default=0.0, init=False)
-    _pause_s: float = field(default=_FIRST_PAUSE_S, init=False)
+    _backoff: Backoff = field(default_factory=lambda: Backoff(_FIRST_PAUSE_S, _LAST_PAUSE_S), init=False)
 
     def on_start(self, pid: int, now: float) -> None:
         self.pid, self._started_at, self.restart_at = pid, now, None
@@ -74,9 +75,11 @@ class Daemon:
         self.pid = 0
         if self.may_leave and status == 0:
             return
-        settled = now - self._started_at >= _SETTLED_S
-        self._pause_s = _FIRST_PAUSE_S if settled else min(self._pause_s * 2, _LAST_PAUSE_S)
-        self.restart_at = now + self._pause_s
+        if now - self._started_at >= _SETTLED_S:
+            self._backoff.reset()
+        else:
+            self._backoff.lengthen()
+        self.restart_at = now + self._backoff.pause_s
 
 
 def read_limits(setup: LocalSetup) -> LocalLimits:

@@ -10,10 +10,11 @@ import pytest
 
 from fluster.testing.memory_bus import MemoryBus, MemoryRegistry, matches
 from fluster_bus.connection.bus import Bus
-from fluster_bus.connection.carrier import Carrier
+from fluster_bus.connection.carrier import Carrier, retried_when_connected, wait_to_retry
 from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery, error_reply
 from fluster_bus.core.errors import (
+    BusError,
     ClosedError,
     MessageTooLargeError,
     NoRespondersError,
@@ -164,6 +165,50 @@ async def test_what_is_closed_says_so() -> None:
     for use in (bus.publish("a"), bus.subscribe("a", lambda _delivery: None), bus.flush(), bus.wait_connected()):
         with pytest.raises(ClosedError):
             await use
+
+
+async def test_what_failed_is_tried_again_until_it_succeeds(carrier: Carrier) -> None:
+    told: list[str] = []
+    outcomes = [BusError("first"), RequestTimeoutError("second")]
+
+    async def attempt() -> int:
+        if outcomes:
+            raise outcomes.pop(0)
+        return 7
+
+    def on_error(error: BusError) -> None:
+        told.append(str(error))
+
+    assert await retried_when_connected(carrier, attempt, on_error=on_error, pause_s=0) == 7
+    assert told == ["first", "second"]
+
+
+async def test_an_error_ends_the_attempts_that_is_raised_at_once_or_by_what_hears_it(carrier: Carrier) -> None:
+    attempts: list[BusError] = []
+
+    async def attempt() -> None:
+        attempts.append(MessageTooLargeError("too large"))
+        raise attempts[-1]
+
+    async def on_error(error: BusError) -> None:
+        raise ServiceError("hopeless", "it is hopeless") from error
+
+    with pytest.raises(MessageTooLargeError):
+        await retried_when_connected(carrier, attempt, on_error=on_error, unless=(MessageTooLargeError,))
+    with pytest.raises(ServiceError, match="hopeless"):
+        await retried_when_connected(carrier, attempt, on_error=on_error)
+    assert len(attempts) == 2
+
+
+async def test_nothing_is_tried_again_when_it_is_closed() -> None:
+    bus = MemoryBus()
+    await bus.close()
+    told: list[BusError] = []
+    with pytest.raises(ClosedError):
+        await wait_to_retry(bus)
+    with pytest.raises(ClosedError):
+        await retried_when_connected(bus, lambda: bus.publish("a"), on_error=told.append)
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,19 @@
-"""What moves messages for actors: the part of a connection that they need, which tests can have without a server."""
+"""What moves messages for actors: the part of a connection that they need, which tests can have without a server. And how what
+failed on a connection is tried again.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.errors import BusError
+
+T = TypeVar("T")
+
+RETRY_PAUSE_S = 0.2
 
 
 class Interest(Protocol):
@@ -48,3 +56,37 @@ class Carrier(Protocol):
     def off(self, callback: Callable[[], None]) -> None: ...
 
     def spawn(self, task: Coroutine[object, None, None], name: str) -> None: ...
+
+
+async def wait_to_retry(bus: Carrier, pause_s: float = RETRY_PAUSE_S) -> None:
+    """Return when `bus` is connected and `pause_s` seconds have passed. Raises ClosedError.
+
+    The pause is there since a server's streams answer a moment later than its connections.
+    """
+    await bus.wait_connected()
+    await asyncio.sleep(pause_s)
+
+
+async def retried_when_connected(
+    bus: Carrier,
+    attempt: Callable[[], Awaitable[T]],
+    *,
+    on_error: Callable[[BusError], Awaitable[None] | None],
+    unless: type[BusError] | tuple[type[BusError], ...] = (),
+    pause_s: float = RETRY_PAUSE_S,
+) -> T:
+    """Return what `attempt()` returns, tried again after each BusError, however long that takes; `wait_to_retry` between two attempts.
+
+    `on_error` is called with each of these errors; what it raises ends the attempts. Raises the errors of `unless` at
+    once, what `attempt` raises beside BusError, and ClosedError.
+    """
+    while True:
+        try:
+            return await attempt()
+        except unless:
+            raise
+        except BusError as error:
+            answer = on_error(error)
+        if answer is not None:
+            await answer
+        await wait_to_retry(bus, pause_s)

@@ -19,6 +19,7 @@ from fluster_bus.core.errors import AddressError, BusError, ConnectError, Creden
 from fluster_bus.direct import wire
 from fluster_bus.direct.waiting import Eagerness, Waker
 from fluster_bus.direct.wire import Info, NumberedDelivery, Parser, Pong, ProtocolError, Refusal, Said
+from fluster_bus.running.backoff import Backoff
 
 S = TypeVar("S", Info, Pong)
 
@@ -274,7 +275,7 @@ class Dialler:
         self._tls_names: dict[
             str, str | None
         ] = {}  # {server: whose certificate it shows, if only its address was announced}
-        self._pause_s = _FIRST_PAUSE_S
+        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
     def attempts(self) -> Iterator[Line | BusError]:
         """Try one server after the other, in an order of chance: the line, with which it ends, or why there is none."""
@@ -292,7 +293,7 @@ class Dialler:
             except (OSError, ProtocolError) as error:
                 yield ConnectError(f"no nats-server answers at {server}: {str(error) or type(error).__name__}")
             else:
-                self._pause_s = _FIRST_PAUSE_S
+                self._backoff.reset()
                 self._learn(line, server)
                 yield line
                 return
@@ -307,5 +308,6 @@ class Dialler:
 
     def next_pause_s(self) -> float:
         """How long to rest before the next attempts: about twice as long each time, until there is a line."""
-        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        pause_s = self._backoff.pause_s
+        self._backoff.lengthen()
         return pause_s * _random.uniform(0.75, 1.25)

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
+from fluster_bus.running.backoff import Backoff
+
 log = logging.getLogger(__name__)
 
 OnTurn = Callable[[], object]
@@ -77,21 +79,23 @@ class PollInterval:
     """
 
     def __init__(self, shortest_s: float, longest_s: float) -> None:
-        self._shortest_s, self._longest_s = shortest_s, longest_s
-        self._interval_s = shortest_s
+        self._backoff = Backoff(shortest_s, longest_s)
         self._is_shortened = False
 
     def next_s(self, unchanged_s: float) -> float:
         """The next interval, when the turn was not given back for so long."""
-        others_are_busy = unchanged_s < self._interval_s and not self._is_shortened
+        others_are_busy = unchanged_s < self._backoff.pause_s and not self._is_shortened
         self._is_shortened = False
-        self._interval_s = min(self._interval_s * 2, self._longest_s) if others_are_busy else self._shortest_s
-        return self._interval_s
+        if others_are_busy:
+            self._backoff.lengthen()
+        else:
+            self._backoff.reset()
+        return self._backoff.pause_s
 
     def shorten(self) -> bool:
         """Make the next interval the shortest; True when the present one may be longer. From any thread."""
         self._is_shortened = True
-        return self._interval_s > self._shortest_s
+        return self._backoff.pause_s > self._backoff.first_s
 
 
 class Waker:

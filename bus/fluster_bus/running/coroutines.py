@@ -1,4 +1,6 @@
-"""How coroutines run: tried again, in the background with their faults logged, and in slices between which others run."""
+"""How coroutines run: tried again after pauses, until an event or a time, in the background with their faults logged, and in slices
+between which others run.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TypeVar
+
+from fluster_bus.running.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -23,16 +27,25 @@ async def retried(attempt: Callable[[float], Awaitable[T]], *, on: tuple[type[Ex
     that many do not come at once; none ends after the deadline.
     """
     deadline = time.monotonic() + timeout_s
-    longest_s = _FIRST_PAUSE_S
+    backoff = Backoff(_FIRST_PAUSE_S, _LAST_PAUSE_S)
     while True:
         try:
             return await attempt(max(deadline - time.monotonic(), _FIRST_PAUSE_S))
         except on:
-            pause_s = longest_s * random.uniform(0.5, 1)
+            pause_s = backoff.pause_s * random.uniform(0.5, 1)
             if time.monotonic() + pause_s >= deadline:
                 raise
         await asyncio.sleep(pause_s)
-        longest_s = min(longest_s * 2, _LAST_PAUSE_S)
+        backoff.lengthen()
+
+
+async def wait_set(event: asyncio.Event, timeout_s: float | None) -> bool:
+    """Return True when `event` is set, or False after `timeout_s` seconds; None: wait until it is set."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 class SpawnedTasks:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core import server_subjects
 from fluster_bus.core.delivery import SEQUENCE_HEADER, SUBJECT_HEADER, TIME_HEADER
 from fluster_bus.core.errors import (
@@ -163,8 +164,7 @@ class Feed:
                     if patience_s <= 0 and isinstance(error, NoRespondersError):
                         raise StreamNotFoundError(f"there is no stream {self._stream}") from error
                     # The server is away, or just back: its streams answer a moment later than its connections.
-                    await self._bus.wait_connected()
-                    await asyncio.sleep(_REREAD_PAUSE_S)
+                    await wait_to_retry(self._bus, _REREAD_PAUSE_S)
                     patience_s -= _REREAD_PAUSE_S
                     continue
                 patience_s = math.inf  # it was there: from now on it is waited for

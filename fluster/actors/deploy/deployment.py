@@ -53,6 +53,7 @@ from fluster_bus.messages import (
     TaskRecord,
 )
 from fluster_bus.messages.jobs import MAX_REPLICAS
+from fluster_bus.running.coroutines import wait_set
 
 log = logging.getLogger(__name__)
 
@@ -106,9 +107,7 @@ class Deployment(Generic[T]):
 
     async def wait_over(self) -> None:
         """Return when nothing is left of a deployment that is being cancelled."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_UNDO_TIMEOUT_S):
-                await self.over.wait()
+        await wait_set(self.over, _UNDO_TIMEOUT_S)
 
     async def _run(self, cluster: AsyncCluster, why: list[str]) -> AsyncActorPool[T]:
         name = self.request.name

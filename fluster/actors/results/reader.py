@@ -17,6 +17,7 @@ from fluster.actors.results.loop_calls import closed, is_running
 from fluster.errors import ActorTimeoutError, ConnectionLostError
 from fluster_bus.payloads import payloads
 from fluster_bus.running.blocked_waits import wait_for_future, wait_seeing_signals
+from fluster_bus.running.coroutines import wait_set
 
 T = TypeVar("T")
 
@@ -255,9 +256,7 @@ class ActorStream(Generic[T]):
         fetched, arrived = self._reader.fetch(data), asyncio.Event()
         wake = _setter(arrived, asyncio.get_running_loop())
         fetched.add_done_callback(lambda _done: wake())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._reader.timeout_s):
-                await arrived.wait()
+        await wait_set(arrived, self._reader.timeout_s)
         return self._outcome_of(fetched)
 
     async def aclose(self) -> None:

@@ -22,7 +22,7 @@ from fluster.actors.server.outbox import Outbox, Reply
 from fluster.actors.server.producer import Producer
 from fluster.actors.server.seats import Seat
 from fluster.errors import ActorDiedError, ActorGivenUpError, SupersededError
-from fluster_bus.connection.carrier import Interest
+from fluster_bus.connection.carrier import Interest, retried_when_connected, wait_to_retry
 from fluster_bus.core import buckets, codec, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import (
@@ -138,8 +138,7 @@ class DurableActor:
             except BusError as error:
                 # Who served before wrote at this very moment, or what was written is not known: look again.
                 log.info("%s is taken over once more: %s", key, error)
-                await self._bus.wait_connected()
-                await asyncio.sleep(_PAUSE_S)
+                await wait_to_retry(self._bus, _PAUSE_S)
 
     @property
     def saved(self) -> bytes | None:
@@ -203,8 +202,7 @@ class DurableActor:
             raise
         except BusError as error:
             log.info("the calls of %s are read again: %s", self._name, error)
-            await self._bus.wait_connected()
-            await asyncio.sleep(_PAUSE_S)
+            await wait_to_retry(self._bus, _PAUSE_S)
             self._wake.set()
         return start
 
@@ -278,15 +276,13 @@ class DurableActor:
 
     async def _put(self, table: Table[Record], key: str, value: Record, revision: int) -> int:
         """Write a row at the revision that this instance wrote last. Raises SupersededError."""
-        while True:
-            try:
-                return await self._put_once(table, key, value, revision)
-            except ClosedError:
-                raise
-            except BusError as error:
-                log.info("%s is written again: %s", key, error)
-                await self._bus.wait_connected()
-                await asyncio.sleep(_PAUSE_S)
+        return await retried_when_connected(
+            self._bus,
+            lambda: self._put_once(table, key, value, revision),
+            on_error=lambda error: log.info("%s is written again: %s", key, error),
+            unless=ClosedError,
+            pause_s=_PAUSE_S,
+        )
 
     async def _put_once(self, table: Table[Record], key: str, value: Record, revision: int) -> int:
         try:

@@ -13,10 +13,11 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from fluster.errors import ActorNameTakenError, SupersededError
-from fluster_bus.connection.carrier import Carrier
+from fluster_bus.connection.carrier import Carrier, wait_to_retry
 from fluster_bus.core import buckets
 from fluster_bus.core.errors import BusError, ClosedError, CredentialsError, RevisionConflictError, StreamNotFoundError
 from fluster_bus.messages import ActorSeat
+from fluster_bus.running.coroutines import wait_set
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_bus.storage.feeds import CaughtUp
 from fluster_bus.storage.leadership import Leadership, LeadershipState
@@ -152,11 +153,7 @@ class Seat:
         """Write the seat when that is due, else wait until it is, or until another instance wrote it."""
         pause_s = self._view.pause_s(self._clock())
         if pause_s > 0:
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await wait_set(self._changed, pause_s)
             return
         try:
             sent_at = self._clock()
@@ -168,8 +165,7 @@ class Seat:
             raise
         except BusError as error:
             log.info("the seat of %s could not be written, and is tried again: %s", self._name, error)
-            await self._bus.wait_connected()
-            await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+            await wait_to_retry(self._bus)
         self._tell()
 
     async def _look(self) -> None:

@@ -17,6 +17,7 @@ from fluster.cluster.jobs.job_wait import wait_finished
 from fluster.cluster.jobs.log_chunks import LastLines, LogChunk
 from fluster.cluster.jobs.stream_order import StreamOrder
 from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import BusError
 from fluster_bus.messages import FlushRequest, JobId, LogBatch, Namespace
@@ -183,8 +184,7 @@ async def _stored(bus: Bus, feed: Feed, start: int = 1, *, since: datetime | Non
         except UNANSWERED:
             if attempt == _ATTEMPTS:
                 raise
-            await bus.wait_connected()
-            await asyncio.sleep(_PAUSE_S)
+            await wait_to_retry(bus, _PAUSE_S)
         else:
             return
 

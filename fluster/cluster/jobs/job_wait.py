@@ -11,10 +11,12 @@ from fluster.cluster.jobs.job_states import UNANSWERED, JobStates
 from fluster.cluster.outages import Outages
 from fluster.errors import JobTimeoutError
 from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import DisconnectedError
 from fluster_bus.messages import JobId, JobInfo, JobRecord, Namespace
+from fluster_bus.running.coroutines import wait_set
 
 _MOMENT_S = 0.005
 _PAUSE_S = 0.5  # while no controller answers, or a job is not recorded yet
@@ -139,8 +141,7 @@ async def get_patiently(bus: Bus, states: JobStates, job_ids: list[JobId]) -> li
         try:
             return await states.get(job_ids)
         except UNANSWERED:
-            await bus.wait_connected()
-            await asyncio.sleep(_PAUSE_S)
+            await wait_to_retry(bus, _PAUSE_S)
 
 
 async def watch_job(bus: Bus, namespace: Namespace, job_id: JobId, states: JobStates) -> AsyncGenerator[JobInfo]:
@@ -166,9 +167,7 @@ async def watch_job(bus: Bus, namespace: Namespace, job_id: JobId, states: JobSt
                 yield info
                 shown = info
             # A watcher may hear of a change a moment before the controller: it is asked once more.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if is_settled else _SETTLED_AFTER_S):
-                    await changed.wait()
+            await wait_set(changed, None if is_settled else _SETTLED_AFTER_S)
             is_settled = not is_settled and not changed.is_set()
         await ended
         (info,) = await get_finished(bus, states, [job_id])

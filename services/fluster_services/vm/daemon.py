@@ -16,6 +16,7 @@ from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import BusError, FlusterError
 from fluster_bus.messages import Capacity, VMTrouble, WorkerId
+from fluster_bus.running.backoff import Backoff
 from fluster_services.daemon import run_daemon
 from fluster_services.vm.backend import ClusterToJoin, VMBackend, VMError, VMInfo, VMStatus
 
@@ -105,7 +106,7 @@ class _Keeping:
         self._tell(f"{len(self._ready)} of {len(self._wanted.resources)} VMs are ready")
 
     async def _keep(self, vm_id: WorkerId, all_ready: Callable[[], None]) -> None:
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _LAST_PAUSE_S)
         while True:
             began = time.monotonic()
             try:
@@ -120,8 +121,11 @@ class _Keeping:
                 if end.status is VMStatus.STOPPED:  # as its worker was asked to
                     return
                 await self._tell_trouble(vm_id, "its VM is gone, and is being replaced")
-            pause_s = _FIRST_PAUSE_S if time.monotonic() - began >= _SETTLED_S else min(2 * pause_s, _LAST_PAUSE_S)
-            await asyncio.sleep(pause_s)
+            if time.monotonic() - began >= _SETTLED_S:
+                backoff.reset()
+            else:
+                backoff.lengthen()
+            await asyncio.sleep(backoff.pause_s)
 
     async def _tell_trouble(self, vm_id: WorkerId, trouble: str) -> None:
         """Have `explain` say why that worker is missing."""

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.devices import VISIBLE_DEVICES
@@ -29,7 +30,7 @@ from fluster_bus.messages import (
     RecordChanged,
 )
 from fluster_bus.messages.parts.resources import with_own_name
-from fluster_bus.running.coroutines import retried
+from fluster_bus.running.coroutines import retried, wait_set
 from fluster_services.worker.attempts.attempts import Attempts
 from fluster_services.worker.attempts.claims import Claims
 from fluster_services.worker.attempts.following import discard
@@ -376,11 +377,7 @@ class Worker:
     async def _review_forever(self) -> None:
         """Read the records of what runs again after each reconnect, and now and then: a message may be lost."""
         while True:
-            try:
-                async with asyncio.timeout(self._config.timing.fence_after_s / 3):
-                    await self._review.wait()
-            except TimeoutError:
-                pass  # now and then
+            await wait_set(self._review, self._config.timing.fence_after_s / 3)
             self._review.clear()
             try:
                 await self._offers.cover()
@@ -395,8 +392,7 @@ class Worker:
                     self._was_unknown = False
             except BusError as error:
                 log.info("claims are read again later: %s", error)
-                await self._bus.wait_connected()
-                await asyncio.sleep(_REVIEW_PAUSE_S)
+                await wait_to_retry(self._bus, _REVIEW_PAUSE_S)
                 self._review.set()
 
     def _note_record(self, key: str, *, is_there: bool) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
 from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import BusError, InvalidMessageError
 from fluster_bus.core.fault_log import FaultLog
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 
 # By then what a record tells is published.
 _MARGIN = timedelta(minutes=5)
-_PAUSE_S = 0.2
 _STANDBY_S, _MAX_STANDBY = 600.0, 50_000  # by then, and before so many more, the leader has published it
 _GATHERED_S, _MAX_BATCH = 0.02, 512
 
@@ -182,8 +182,7 @@ class EventLog:
                     break
                 except BusError as error:
                     self._faults.warning("%d events of namespace %s wait: %s", len(batch), namespace, error)
-                    await self._bus.wait_connected()
-                    await asyncio.sleep(_PAUSE_S)
+                    await wait_to_retry(self._bus)
 
     async def _append(self, namespace: Namespace, events: list[Event]) -> None:
         appender = self._appenders.setdefault(namespace, Appender(self._bus))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import (
     BusError,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _IN_A_BATCH = 100
-_PAUSE_AFTER_ERROR_S = 0.2
 _PAUSE_WHEN_FULL_S = 3.0
 
 RecordTables = Mapping[Namespace, Table[JobRecord | TaskRecord]]
@@ -262,8 +262,7 @@ class RecordWriter:
                 key = JobKey(record.namespace, record.job_id)
                 asyncio.get_running_loop().call_later(_PAUSE_WHEN_FULL_S, self._dirty.mark, key)
             return
-        await self._bus.wait_connected()
-        await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+        await wait_to_retry(self._bus)
         for record in records:
             self._dirty.mark(JobKey(record.namespace, record.job_id))
 

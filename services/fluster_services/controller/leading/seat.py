@@ -21,9 +21,11 @@ from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
+from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core import buckets
 from fluster_bus.core.errors import BusError, RevisionConflictError, StreamNotFoundError
 from fluster_bus.messages import Fence, Leader, Namespace
+from fluster_bus.running.coroutines import wait_set
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_bus.storage.feeds import CaughtUp
 from fluster_bus.storage.leadership import Leadership, LeadershipState
@@ -255,12 +257,8 @@ class Seat:
             await self.step()
             now = self._clock()
             pause_s = self._pause_s(now)
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                if self._clock() - now > pause_s + _LATE_S:
-                    self._on_interruption()  # this process was stopped, or the machine slept: nothing could be heard
+            if not await wait_set(self._wake, pause_s) and self._clock() - now > pause_s + _LATE_S:
+                self._on_interruption()  # this process was stopped, or the machine slept: nothing could be heard
             self._wake.clear()
 
     def _pause_s(self, now: float) -> float:
@@ -288,8 +286,7 @@ class Seat:
             await self.look()
         except BusError as error:
             log.info("the leader's seat could not be written, and is tried again: %s", error)
-            await self._bus.wait_connected()
-            await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+            await wait_to_retry(self._bus)
         await self._tell()
 
     async def _write(self) -> None:

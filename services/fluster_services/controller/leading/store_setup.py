@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fluster_bus.core.errors import BusError
 from fluster_bus.provisioning.provisioning import bound_submissions, ensure_namespaces, ensure_system
 from fluster_bus.provisioning.replication import MOST_REPLICAS, Replication, SingleServerError
+from fluster_bus.running.coroutines import wait_set
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
@@ -72,9 +72,7 @@ class StoreSetup:
 
     async def _look_after(self, pause_s: float | None) -> float | None:
         """Look again after that time, or a reconnect, and return after how long to look next; None: after a reconnect alone."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await self._reconnected.wait()
+        await wait_set(self._reconnected, pause_s)
         self._reconnected.clear()
         try:
             await ensure_system(self._bus, Replication(MOST_REPLICAS))

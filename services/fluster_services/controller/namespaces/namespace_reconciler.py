@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core.errors import BusError, RevisionConflictError, StorageError, StorageTimeoutError
 from fluster_bus.core.fault_log import FaultLog
 from fluster_bus.messages import Namespace, NamespaceRecord, NamespaceState
@@ -105,8 +106,7 @@ class NamespaceReconciler:
                 await self._read_again(namespace)
             except BusError as error:
                 self._faults.warning("namespace %s stays %s for now: %s", namespace, row.value.state, error)
-                await self._bus.wait_connected()
-                await asyncio.sleep(_PAUSE_S)
+                await wait_to_retry(self._bus)
 
     async def _read_again(self, namespace: Namespace) -> None:
         try:

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 from fluster_bus.core import subjects
 from fluster_bus.messages import Capacity, JobRecord, JobStatus, Namespace, Offer, OfferReply, TaskRecord, WorkerId
 from fluster_bus.messages.namespaces import NamespaceRecord
+from fluster_bus.running.backoff import Backoff
 from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
 from fluster_services.capacity import class_of, fits, is_between_levels, needed
@@ -93,7 +94,7 @@ class Dispatch:
         self._unfit_retry_s = unfit_retry_s
         self._out = 0
         self._rooms = 0  # how often there was word of more room
-        self._decline_pause_s = _FIRST_PAUSE_AFTER_DECLINE_S
+        self._declined = Backoff(_FIRST_PAUSE_AFTER_DECLINE_S, _LAST_PAUSE_AFTER_DECLINE_S)
         self._is_opening = False
         self._kept_free: tuple[WorkerId, ...] = ()  # for whom the scheduler has a reservation
         self._reserved_for: Starving | None = None  # the last
@@ -263,8 +264,8 @@ class Dispatch:
         """Have what was declined offered again soon; later each time, as long as nothing is accepted."""
         if not self._is_opening:
             self._is_opening = True
-            self._driver.call_later(self._decline_pause_s, self._open)
-            self._decline_pause_s = min(2 * self._decline_pause_s, _LAST_PAUSE_AFTER_DECLINE_S)
+            self._driver.call_later(self._declined.pause_s, self._open)
+            self._declined.lengthen()
 
     def _open(self) -> None:
         self._is_opening = False
@@ -364,7 +365,7 @@ class Dispatch:
             elif accepted:
                 # The worker's claim is in the record, which takes the task out of the line when it arrives.
                 self.scheduler.on_accepted(need, place, now=self._driver.now())
-                self._decline_pause_s = _FIRST_PAUSE_AFTER_DECLINE_S
+                self._declined.reset()
             else:
                 if is_worth_repeating:
                     self._open_later()  # the line waits as a whole, and so stays in order

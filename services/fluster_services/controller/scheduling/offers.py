@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core.errors import BusError, NoRespondersError
 from fluster_bus.messages import Capacity, OfferReply
 from fluster_services.controller.scheduling.dispatch import Ask, Dispatch
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _OFFER_TIMEOUT_S = 2.0  # an answer takes milliseconds: after this the worker has probably died with the offer
-_PAUSE_AFTER_ERROR_S = 0.2
 _TAKEN_AT_ONCE = 4
 
 
@@ -88,8 +88,7 @@ class Offers:
                     ask = None
         except BusError as error:
             log.warning("the offer of %s.%d is made again: %s", place.job.job_id, place.task, error)
-            await self._bus.wait_connected()
-            await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+            await wait_to_retry(self._bus)
             self.dispatch.on_unanswered(place, need)
 
     async def _answer(self, ask: Ask) -> OfferReply | None:

@@ -13,6 +13,7 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from fluster_bus.messages import JobRecord, Namespace, OwnerReply, OwnerRequest, TaskRecord
+from fluster_bus.running.coroutines import wait_set
 from fluster_bus.storage.submissions import places
 from fluster_services import job_lifecycle
 from fluster_services.controller.state.job_index import JobIndex, JobKey
@@ -177,11 +178,7 @@ class Owners:
         self._on_interruption()
         while True:
             started = time.monotonic()
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            await wait_set(self._wake, pause_s)
             self._wake.clear()
             if time.monotonic() - started > pause_s + _LATE_S:
                 self._on_interruption()  # this process itself was stopped, or the machine slept

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core.errors import BusError, ConnectError, RevisionConflictError
 from fluster_bus.messages import Endpoint, JobRecord, Namespace, TaskRecord
 from fluster_bus.running.coroutines import TimeSlices, retried
@@ -148,8 +149,7 @@ class RegistrySweep:
             except BusError as error:
                 log.warning("endpoint %s is removed later: %s", key, error)
                 state.index.put_back(key)
-                await self._shared_bus.wait_connected()
-                await asyncio.sleep(_TICK_S)
+                await wait_to_retry(self._shared_bus, _TICK_S)
             else:
                 state.index.remove(key, revision)
 

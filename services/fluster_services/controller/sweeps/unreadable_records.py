@@ -8,6 +8,7 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core import buckets
 from fluster_bus.core.errors import BusError, InvalidNameError
 from fluster_bus.core.fault_log import FaultLog, one_bounded_line
@@ -79,8 +80,7 @@ class UnreadableRecords:
                     "what is not a record of %s's registry is removed later: %s", self._namespace, error
                 )
                 self._wake.set()
-                await self._bus.wait_connected()
-                await asyncio.sleep(_PAUSE_S)
+                await wait_to_retry(self._bus, _PAUSE_S)
 
     async def _remove(self, found: Unreadable) -> None:
         await self._seat.wait_sure()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
 
 from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.carrier import retried_when_connected, wait_to_retry
 from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import (
     HOPELESS,
@@ -40,7 +40,6 @@ from fluster_services import lifecycle
 
 log = logging.getLogger(__name__)
 
-_PAUSE_S = 0.2
 _UNREADABLE_PAUSE_S = 0.5
 _BRIEF_CHARACTERS = 200
 _ASKED_S = 2.0  # for the answer whether a namespace was dropped
@@ -84,16 +83,17 @@ class Claims:
 
     async def patiently(self, read: Callable[[], Awaitable[Row[TaskRecord] | None]]) -> Row[TaskRecord] | None:
         """What `read` returns of a record, once the bus lets it be read; None as well for one that cannot be read."""
-        while True:
-            try:
-                return await read()
-            except HOPELESS as error:
-                self._faults.warning("a record is taken for none: %s", error)
-                return None
-            except BusError as error:
-                log.info("a record cannot be read yet: %s", error)
-                await self._bus.wait_connected()
-                await asyncio.sleep(_UNREADABLE_PAUSE_S)
+        try:
+            return await retried_when_connected(
+                self._bus,
+                read,
+                on_error=lambda error: log.info("a record cannot be read yet: %s", error),
+                unless=HOPELESS,
+                pause_s=_UNREADABLE_PAUSE_S,
+            )
+        except HOPELESS as error:
+            self._faults.warning("a record is taken for none: %s", error)
+            return None
 
     async def claim(self, row: Row[TaskRecord], offer: Offer, *, gpus: tuple[str, ...] = ()) -> Row[TaskRecord] | None:
         """Take the task that was offered, with these GPUs; None when it is no longer available.
@@ -175,8 +175,7 @@ class Claims:
                 if isinstance(error, StreamNotFoundError) and await is_gone(self._bus, namespace):
                     return None
                 wanted_state = wanted.state
-                await self._bus.wait_connected()
-                await asyncio.sleep(_PAUSE_S)
+                await wait_to_retry(self._bus)
             current = await self._read_again(namespace, row.key)
         return None
 
@@ -282,8 +281,7 @@ class Claims:
                 log.info("the record of %s cannot be read: %s", key, error)
                 if isinstance(error, StreamNotFoundError) and await is_gone(self._bus, namespace):
                     return None
-                await self._bus.wait_connected()
-                await asyncio.sleep(_PAUSE_S)
+                await wait_to_retry(self._bus)
 
     async def held(self) -> list[Row[TaskRecord]]:
         """All tasks that this worker holds by their records. Reads every record, so not for every day."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, aclosing
 
 from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core.errors import BusError, RevisionConflictError
 from fluster_bus.messages import JobRecord, Namespace, TaskRecord
 from fluster_bus.running.fence_clock import fence_clock
@@ -19,7 +20,6 @@ from fluster_services.worker.attempts.claims import Claims
 
 log = logging.getLogger(__name__)
 
-_PAUSE_S = 0.2
 
 Decision = JobRecord | None  # the job's record that says go; None when the hold is off
 
@@ -141,7 +141,6 @@ class Holds:
                 continue
             except BusError as error:
                 log.info("epoch %d of %s cannot be called off yet: %s", record.epoch, record.job_id, error)
-                await self._bus.wait_connected()
-                await asyncio.sleep(_PAUSE_S)
+                await wait_to_retry(self._bus)
             else:
                 return None

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import BinaryIO, Self, TypeVar, cast
 
 from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.carrier import retried_when_connected, wait_to_retry
 from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import (
     HOPELESS,
@@ -27,6 +28,7 @@ from fluster_bus.core.errors import (
 from fluster_bus.core.fault_log import FaultLog, one_bounded_line
 from fluster_bus.core.stream_bounds import PAYLOADS
 from fluster_bus.messages import LogBatch, Progress, ProgressReport, TaskRecord, TaskResult
+from fluster_bus.running.coroutines import wait_set
 from fluster_bus.storage.feeds import Feed
 from fluster_bus.storage.objects import ObjectStore
 from fluster_bus.storage.stored_messages import RESULT_CHUNK_BYTES, ResultStore
@@ -182,9 +184,7 @@ class PreparationLog:
 
     async def _relay(self) -> None:
         while not self._is_over.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_RELAY_S):
-                    await self._is_over.wait()
+            await wait_set(self._is_over, _RELAY_S)
             if not self._is_over.is_set():
                 await self._tell_doing()
                 await self._publish_all(most=_MAX_LIVE_LINES)
@@ -234,17 +234,12 @@ async def _append_patiently(bus: Bus, subject: str, batch: LogBatch, message_id:
 
 
 async def _patiently(bus: Bus, namespace: str, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-    while True:
-        try:
-            return await attempt()
-        except HOPELESS:
-            raise
-        except BusError as error:
-            log.info("%s waits: %s", what, error)
-            if isinstance(error, StreamNotFoundError | NoRespondersError) and await is_gone(bus, namespace):
-                raise NamespaceGoneError(f"the cluster has no namespace {namespace!r}") from error
-            await bus.wait_connected()
-            await asyncio.sleep(_PAUSE_S)
+    async def on_error(error: BusError) -> None:
+        log.info("%s waits: %s", what, error)
+        if isinstance(error, StreamNotFoundError | NoRespondersError) and await is_gone(bus, namespace):
+            raise NamespaceGoneError(f"the cluster has no namespace {namespace!r}") from error
+
+    return await retried_when_connected(bus, attempt, on_error=on_error, unless=HOPELESS, pause_s=_PAUSE_S)
 
 
 @dataclass
@@ -329,8 +324,7 @@ async def publish_result(
             await asyncio.sleep(_PAUSE_S)
         except BusError as error:
             log.info("the result of %s waits: %s", running.key, error)
-            await bus.wait_connected()
-            await asyncio.sleep(_PAUSE_S)
+            await wait_to_retry(bus, _PAUSE_S)
         except OSError as error:
             return TaskResult(error=f"what it returned could not be read from its worker's disk: {error}")
         else:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from fluster_bus.running.backoff import Backoff
 from fluster_services.worker.linux.processes import descendants
 from fluster_services.worker.linux.timers import Timers
 
@@ -43,7 +44,7 @@ class Killing:
         self._on_give_up = on_give_up
         self._in_container = in_container
         self._has_terminated = False  # SIGTERM was sent
-        self._sweep_interval_s: float | None = None  # set once SIGKILL was sent
+        self._sweeps: Backoff | None = None  # set once SIGKILL was sent
 
     @property
     def is_in_grace(self) -> bool:
@@ -55,7 +56,7 @@ class Killing:
         if grace_s <= 0:
             self.sweep()
             return
-        if self._sweep_interval_s is not None:
+        if self._sweeps is not None:
             return
         if not self._has_terminated:
             self._has_terminated = True
@@ -69,16 +70,16 @@ class Killing:
         """SIGKILL whatever is left, again and again until there is nothing: one may have forked while we looked."""
         now = time.monotonic()
         self._timers.cancel("sigkill")
-        if self._sweep_interval_s is None:
-            self._sweep_interval_s = _FIRST_SWEEP_INTERVAL_S
+        if self._sweeps is None:
+            self._sweeps = Backoff(_FIRST_SWEEP_INTERVAL_S, _LAST_SWEEP_INTERVAL_S)
             self._timers.set("give_up", now + _GIVE_UP_AFTER_S, self._give_up)
         if self._in_container:
             if not self.is_main_over:
                 os.kill(self._task_pid, BY_FORCE)
         else:
             self._kill_all()
-        self._timers.set("sweep", now + self._sweep_interval_s, self.sweep)
-        self._sweep_interval_s = min(2 * self._sweep_interval_s, _LAST_SWEEP_INTERVAL_S)
+        self._timers.set("sweep", now + self._sweeps.pause_s, self.sweep)
+        self._sweeps.lengthen()
 
     def _kill_all(self) -> None:
         # With the main process reaped its group's number may be another's, but without a subreaper there is nothing better.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fluster_bus.running.backoff import Backoff
 from fluster_services.capacity import describe_bytes
 from fluster_services.config import DiskLimits
 
@@ -38,7 +39,7 @@ class Health:
         self._fault: str | None = None  # met since the worker was well
         self._back_at = 0.0  # not earlier
         self._well_since = -_LAPSE_S
-        self._pause_s = 0.0
+        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
     @property
     def trouble(self) -> str | None:
@@ -48,10 +49,11 @@ class Health:
     def on_fault(self, what: str, *, now: float) -> None:
         """The worker could not do its part, by no fault of a task's."""
         if self._fault is None:
-            is_again = now - self._well_since < _LAPSE_S
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if is_again else _FIRST_PAUSE_S
-            self._pause_s = max(self._pause_s, _FIRST_PAUSE_S)
-            self._back_at = now + self._pause_s
+            if now - self._well_since < _LAPSE_S:  # it is met again
+                self._backoff.lengthen()
+            else:
+                self._backoff.reset()
+            self._back_at = now + self._backoff.pause_s
         self._fault = what
 
     def on_check(self, check: MachineCheck, *, now: float) -> None:

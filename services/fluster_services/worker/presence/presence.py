@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import platform
@@ -13,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.connection.services_api import Announcement, ServedEndpoint
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import BusError, StreamNotFoundError
@@ -20,7 +20,7 @@ from fluster_bus.core.version import VERSION
 from fluster_bus.messages import Capacity, Heartbeat, HeartbeatReply, WorkerId, WorkerInfo
 from fluster_bus.messages.nodes import NodeInfo
 from fluster_bus.messages.parts.wire_range import SPOKEN, why_apart
-from fluster_bus.running.coroutines import retried
+from fluster_bus.running.coroutines import retried, wait_set
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_bus.storage.streams import workers_table
 from fluster_services.config import Timing
@@ -148,8 +148,7 @@ class Presence:
     async def wait_heard(self) -> None:
         """Return when this worker was heard lately. Raises ClosedError."""
         while not self.was_heard_lately and not await self.beat():
-            await self._bus.wait_connected()
-            await asyncio.sleep(self._timing.heartbeat_s)
+            await wait_to_retry(self._bus, self._timing.heartbeat_s)
 
     async def beat_forever(self) -> None:
         """Tell again and again that this worker lives, and at once when its connection is back."""
@@ -158,9 +157,7 @@ class Presence:
             started = time.monotonic()
             self._due.clear()
             await self.beat()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timing.heartbeat_s - (time.monotonic() - started)):
-                    await self._due.wait()
+            await wait_set(self._due, self._timing.heartbeat_s - (time.monotonic() - started))
 
     async def beat(self) -> bool:
         """Tell once that this worker lives; whether it was heard."""

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from fluster_bus.messages import JobStatus, WorkerId
+from fluster_bus.running.coroutines import wait_set
 from fluster_services.capacity import describe_bytes
 from fluster_services.config import DiskLimits
 from fluster_services.worker.contract.faults import (
@@ -95,11 +96,7 @@ class Wellness:
     async def run(self) -> None:
         """Check the machine now and then, until cancelled."""
         while True:
-            try:
-                async with asyncio.timeout(self._health.pause_s(now=time.monotonic(), interval_s=_INTERVAL_S)):
-                    await self._again.wait()
-            except TimeoutError:
-                pass  # now and then
+            await wait_set(self._again, self._health.pause_s(now=time.monotonic(), interval_s=_INTERVAL_S))
             self._again.clear()
             await self.look()
 
