@@ -15,7 +15,7 @@ from fluster_bus.core import subjects
 from fluster_bus.messages import Capacity, JobRecord, Offer, OfferReply, TaskRecord, WorkerId
 from fluster_bus.storage.tables import Row
 from fluster_services import capacity, gangs
-from fluster_services.controller.scheduling.order import Place, place_in_line
+from fluster_services.controller.scheduling.order import Position, position_in_line
 from fluster_services.controller.state.job_index import JobKey
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _MOMENT_S = 0.001
 
 @dataclass(frozen=True)
 class _Waiting:
-    place: Place
+    position: Position
     need: Capacity
     count: int
 
@@ -66,7 +66,7 @@ class Gathering:
         elif key not in self._waiting:
             self._wait(key, job, tasks)
         if is_over or gangs.has_started(job, tasks):
-            dispatch.remove_gang(key)  # one that is only held keeps its place
+            dispatch.remove_gang(key)  # one that is only held keeps its position
 
     def _wait(self, key: JobKey, job: JobRecord, tasks: Sequence[TaskRecord]) -> None:
         waits, now = self._simulation.wait_times, self._simulation.clock.now
@@ -75,11 +75,11 @@ class Gathering:
             # Not sooner than a moment: the rest of a pause may be too small for the time to change by it.
             self._simulation.clock.after(max(pause_s, _MOMENT_S), partial(self.on_job_changed, key))
             return
-        place = Place(place_in_line(job.order, job.request.priority), 0, key)
+        position = Position(position_in_line(job.order, job.request.priority), 0, key)
         gang = self._waiting[key] = _Waiting(
-            place, capacity.needed(job.request.resources, job.namespace), job.request.replicas
+            position, capacity.needed(job.request.resources, job.namespace), job.request.replicas
         )
-        self._simulation.dispatch.add_gang(place, gang.need, gang.count)
+        self._simulation.dispatch.add_gang(position, gang.need, gang.count)
         self.on_room()
 
     def on_room(self) -> None:
@@ -93,8 +93,8 @@ class Gathering:
         if self._gathered is not None:
             return
         refused: dict[tuple[Capacity, tuple[WorkerId, ...]], int] = {}  # {need beside those: so many could not be had}
-        for key, gang in sorted(self._waiting.items(), key=lambda each: each[1].place):
-            spared = self._simulation.dispatch.spared(gang.place)
+        for key, gang in sorted(self._waiting.items(), key=lambda each: each[1].position):
+            spared = self._simulation.dispatch.spared(gang.position)
             if gang.count >= refused.get((gang.need, spared), gang.count + 1):
                 continue
             room = self._simulation.worker_index.with_room(gang.need)

@@ -11,7 +11,7 @@ from fluster_bus.messages import JobId, JobRecord, JobStatus, Namespace, TaskRec
 from fluster_bus.storage.tables import Row
 from fluster_services import capacity, job_lifecycle, lifecycle
 from fluster_services.controller.rules.reconcile import next_records
-from fluster_services.controller.scheduling.order import Place, place_in_line
+from fluster_services.controller.scheduling.order import Position, position_in_line
 from fluster_services.controller.scheduling.scheduler import Scheduler
 from fluster_services.controller.state.job_index import JobIndex, JobKey, record_key
 
@@ -47,20 +47,20 @@ class Backlog:
         for task in job_lifecycle.new_tasks(job):
             key = self._apply(task)
             assert key is not None
-            place = Place(place_in_line(task.order, task.priority), task.task, key)
-            self._scheduler.add(place, capacity.needed(task.resources))
+            position = Position(position_in_line(task.order, task.priority), task.task, key)
+            self._scheduler.add(position, capacity.needed(task.resources))
 
     def pass_one_through(self) -> None:
         """Dispatch the first one, let it end, and submit another."""
-        ((place, need),) = self._scheduler.take(1)
-        entry = self._job_index.get(place.job)
+        ((position, need),) = self._scheduler.take(1)
+        entry = self._job_index.get(position.job)
         assert entry is not None
         assert capacity.fits(need, _MACHINE)
-        self._scheduler.on_accepted(need, place)
-        claimed = lifecycle.claim(entry.tasks[place.task].value, attempt=1, worker_id=_WORKER, now=1.0)
+        self._scheduler.on_accepted(need, position)
+        claimed = lifecycle.claim(entry.tasks[position.task].value, attempt=1, worker_id=_WORKER, now=1.0)
         assert claimed is not None
         self._apply(claimed)
-        self._scheduler.remove(place.job, place.task)
+        self._scheduler.remove(position.job, position.task)
         ended = lifecycle.end(
             claimed, attempt=1, worker_id=_WORKER, now=2.0, state=JobStatus.SUCCEEDED, reason="exit code 0"
         )

@@ -179,8 +179,8 @@ class Simulation:
 
     def _take(self) -> None:
         self._is_taking = False
-        for place, need in self.dispatch.take():
-            self._continue(self.dispatch.offer(place, need), None)
+        for position, need in self.dispatch.take():
+            self._continue(self.dispatch.offer(position, need), None)
 
     def _continue(self, asking: Asking, answer: OfferReply | None) -> None:
         try:

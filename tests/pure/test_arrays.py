@@ -1,4 +1,4 @@
-"""Arrays: which tasks there are, and which have their turn."""
+"""Arrays: which tasks there are, and which have a slot."""
 
 import random
 
@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from fluster_bus.messages import Entrypoint, JobId, JobInfo, JobRequest, JobStatus, Namespace
 from fluster_bus.messages.parts.arrays import TaskArray
-from fluster_services.controller.scheduling.order import Turns
+from fluster_services.controller.scheduling.order import TaskSlots
 from fluster_services.controller.state.job_index import JobKey
 
 JOB = JobKey(Namespace("default"), JobId("job"))
@@ -45,13 +45,13 @@ def test_an_array_that_is_too_large_is_refused() -> None:
 @pytest.mark.parametrize("seed", range(200))
 def test_no_more_than_the_limit_have_a_turn_and_all_get_one(seed: int) -> None:
     rng = random.Random(seed)
-    turns, limit, count = Turns(), rng.randint(1, 4), rng.randint(1, 12)
+    slots, limit, count = TaskSlots(), rng.randint(1, 4), rng.randint(1, 12)
     unfinished, active = set(range(count)), set(rng.sample(range(count), min(limit, count, rng.randint(0, 3))))
     held = tuple(active)
     order = [each for each in range(count) if each not in active]
     rng.shuffle(order)
     for task in order:
-        if turns.enter(JOB, task, limit, held):
+        if slots.enter(JOB, task, limit, held):
             active.add(task)
         assert len(active) <= limit
     while active:
@@ -60,23 +60,23 @@ def test_no_more_than_the_limit_have_a_turn_and_all_get_one(seed: int) -> None:
         is_again = rng.random() < 0.3  # it failed, and is tried again
         if not is_again:
             unfinished.discard(task)
-        following = turns.leave(JOB, task)
+        following = slots.leave(JOB, task)
         if following is not None:
             active.add(following)
-        if is_again and turns.enter(JOB, task, limit, ()):
+        if is_again and slots.enter(JOB, task, limit, ()):
             active.add(task)
         assert len(active) <= limit
     assert not unfinished
-    assert len(turns) == 0
+    assert len(slots) == 0
 
 
-def test_a_task_that_is_cancelled_while_it_waits_gets_no_turn() -> None:
-    turns = Turns()
-    assert turns.enter(JOB, 0, 1, ())
-    assert [turns.enter(JOB, task, 1, ()) for task in (1, 2)] == [False, False]
-    assert turns.leave(JOB, 1) is None
-    assert turns.waits(JOB, 2)
-    assert turns.leave(JOB, 0) == 2
+def test_a_task_that_is_cancelled_while_it_waits_gets_no_slot() -> None:
+    slots = TaskSlots()
+    assert slots.enter(JOB, 0, 1, ())
+    assert [slots.enter(JOB, task, 1, ()) for task in (1, 2)] == [False, False]
+    assert slots.leave(JOB, 1) is None
+    assert slots.waits(JOB, 2)
+    assert slots.leave(JOB, 0) == 2
 
 
 def test_a_task_is_known_by_its_number_in_the_array() -> None:

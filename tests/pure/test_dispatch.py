@@ -91,15 +91,15 @@ class Cluster:
         self.write(ended)
 
     def taken(self) -> list[str]:
-        return [place.job.job_id for place, _ in self.dispatch.take()]
+        return [position.job.job_id for position, _ in self.dispatch.take()]
 
     def taken_tasks(self) -> list[int]:
-        return [place.task for place, _ in self.dispatch.take()]
+        return [position.task for position, _ in self.dispatch.take()]
 
     def offer(self, *answers: OfferReply | None) -> list[Ask]:
         """Offer what comes next; returns what was asked, which is as much as there are answers for."""
-        ((place, need),) = self.dispatch.take()
-        asking = self.dispatch.offer(place, need)
+        ((position, need),) = self.dispatch.take()
+        asking = self.dispatch.offer(position, need)
         asks = [next(asking)]
         asks += [asking.send(answer) for answer in answers[:-1]]
         with pytest.raises(StopIteration):
@@ -109,9 +109,9 @@ class Cluster:
     def find_nobody(self) -> list[str]:
         """Offer all that may be offered; no worker has room."""
         taken = self.dispatch.take()
-        for place, need in taken:
-            assert list(self.dispatch.offer(place, need))
-        return [place.job.job_id for place, _ in taken]
+        for position, need in taken:
+            assert list(self.dispatch.offer(position, need))
+        return [position.job.job_id for position, _ in taken]
 
 
 def _no(worker_id: WorkerId = A) -> OfferReply:
@@ -266,8 +266,8 @@ def test_all_that_is_declined_meanwhile_is_offered_again_together() -> None:
     for name, cpu in (("large", 4), ("small", 1)):
         cluster.submit(name, cpu)
     taken = cluster.dispatch.take()
-    for place, need in taken:
-        asking = cluster.dispatch.offer(place, need)
+    for position, need in taken:
+        asking = cluster.dispatch.offer(position, need)
         next(asking)
         with pytest.raises(StopIteration):
             asking.send(_no())
@@ -292,8 +292,8 @@ def test_only_so_many_offers_are_out_at_once() -> None:
 def test_room_that_came_while_an_offer_was_out_is_not_forgotten() -> None:
     cluster = Cluster()
     cluster.submit("job", 4)
-    ((place, need),) = cluster.dispatch.take()
-    asking = cluster.dispatch.offer(place, need)
+    ((position, need),) = cluster.dispatch.take()
+    asking = cluster.dispatch.offer(position, need)
     next(asking)
     cluster.dispatch.on_room()
     with pytest.raises(StopIteration):
@@ -304,10 +304,10 @@ def test_room_that_came_while_an_offer_was_out_is_not_forgotten() -> None:
 def test_an_offer_without_an_answer_is_made_again() -> None:
     cluster = Cluster()
     cluster.submit("job", 4)
-    ((place, need),) = cluster.dispatch.take()
-    next(cluster.dispatch.offer(place, need))
+    ((position, need),) = cluster.dispatch.take()
+    next(cluster.dispatch.offer(position, need))
     assert not cluster.dispatch.is_idle
-    cluster.dispatch.on_unanswered(place, need)
+    cluster.dispatch.on_unanswered(position, need)
     assert cluster.dispatch.is_idle
     assert cluster.taken() == ["job"]
 
@@ -380,7 +380,7 @@ def test_as_many_tasks_of_an_array_are_offered_or_run_as_may_at_once() -> None:
     tasks = cluster.submit_all("array", 1, array="0-3%2")
     assert cluster.taken_tasks() == [0, 1]
     key = next(iter(cluster.job_index.keys()))
-    assert [cluster.dispatch.awaits_turn(key, number) for number in range(4)] == [False, False, True, True]
+    assert [cluster.dispatch.awaits_slot(key, number) for number in range(4)] == [False, False, True, True]
     first = cluster.claim(tasks[0], A)
     assert cluster.taken_tasks() == [], "it is held, and has its turn until it ends"
     cluster.end(first)
@@ -422,10 +422,10 @@ def test_a_task_that_is_wanted_nowhere_holds_up_nobody_with_the_same_need() -> N
     (need,) = cluster.dispatch.scheduler.needs()
     assert need.elsewhere == (A, B)
     cluster.submit("other", 4)
-    places = cluster.dispatch.take()
-    assert sorted(place.job.job_id for place, _ in places) == ["nowhere", "other"]
-    for place, need in places:
-        asks = list(cluster.dispatch.offer(place, need)) if place.job.job_id == "nowhere" else None
+    positions = cluster.dispatch.take()
+    assert sorted(position.job.job_id for position, _ in positions) == ["nowhere", "other"]
+    for position, need in positions:
+        asks = list(cluster.dispatch.offer(position, need)) if position.job.job_id == "nowhere" else None
         assert asks in (None, [])
     cluster.worker_index.note_misfits([need for need in cluster.dispatch.scheduler.needs() if need.elsewhere], now=1.0)
     assert [need.elsewhere for need in cluster.worker_index.misfits] == [(A, B)]
@@ -438,9 +438,9 @@ def test_a_worker_that_lacked_it_is_asked_again_after_a_while(is_out: bool) -> N
     cluster.claim(cluster.submit("busy", 4), B)
     task = cluster.submit("there", 4)
     cluster.offer(_lacks(A))
-    ((place, need),) = cluster.dispatch.take()
+    ((position, need),) = cluster.dispatch.take()
     assert need.elsewhere == (A,)
-    asking = cluster.dispatch.offer(place, need)
+    asking = cluster.dispatch.offer(position, need)
     if not is_out:
         assert list(asking) == [], "B is full"
         assert cluster.dispatch.take() == []
@@ -449,7 +449,7 @@ def test_a_worker_that_lacked_it_is_asked_again_after_a_while(is_out: bool) -> N
     ask_again()
     if is_out:
         assert list(asking) == []
-    assert not cluster.dispatch.unfit(place.job)
+    assert not cluster.dispatch.unfit(position.job)
     (ask,) = cluster.offer(OfferReply(worker_id=A, accepted=True))
     assert ask.subject == ON_CLASS
     cluster.claim(task, A)
@@ -464,8 +464,8 @@ def test_one_that_lacks_it_still_is_not_asked_for_as_long_again() -> None:
     cluster.submit("there", 4)
     for _ in range(3):
         cluster.offer(_lacks(A))
-        ((place, need),) = cluster.dispatch.take()
-        assert list(cluster.dispatch.offer(place, need)) == []
+        ((position, need),) = cluster.dispatch.take()
+        assert list(cluster.dispatch.offer(position, need)) == []
         assert len(cluster.later) == 1
         cluster.later.pop()[1]()
 

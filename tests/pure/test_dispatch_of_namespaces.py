@@ -7,7 +7,7 @@ import pytest
 from fluster_bus.messages import Capacity, JobId, JobRecord, Namespace, TaskRecord
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
 from fluster_services.capacity import needed
-from fluster_services.controller.scheduling.order import Place, Starving, place_in_line
+from fluster_services.controller.scheduling.order import Position, Starving, position_in_line
 from fluster_services.controller.state.job_index import JobKey
 from tests.pure.recorded import registered_worker
 from tests.pure.test_dispatch import GIB, A, B, Cluster
@@ -85,7 +85,7 @@ def test_what_the_quota_is_kept_for_is_not_told_that_it_waits_for_itself() -> No
     cluster = Tenants()
     cluster.dispatch.on_namespace(NamespaceRecord(name=OURS, quota=NamespaceQuota(cpus=5)))
     large, small = cluster.submit("large", 4), cluster.submit("small", 2)
-    first = Place(place_in_line(large.order, 0), 0, JobKey(OURS, large.job_id))
+    first = Position(position_in_line(large.order, 0), 0, JobKey(OURS, large.job_id))
     cluster.dispatch.scheduler.order.keep_quota(Starving(first, needed(large.resources, OURS)))
     cluster.end(cluster.held)
     assert cluster.why_short(large) is None

@@ -7,7 +7,7 @@ import pytest
 from fluster_bus.messages import Capacity, JobId, JobRecord, Namespace, OfferReply, TaskRecord, WorkerId
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
 from fluster_services import capacity, job_lifecycle, lifecycle
-from fluster_services.controller.scheduling.dispatch import place_of
+from fluster_services.controller.scheduling.dispatch import position_of
 from fluster_services.controller.state.job_index import JobKey
 from tests.pure.recorded import recorded_job, registered_worker
 from tests.pure.test_dispatch import GIB, A, B, Cluster
@@ -45,15 +45,15 @@ class Shared(Cluster):
 
     def accept(self, worker_id: WorkerId = A) -> str:
         """Offer what comes next, and have the worker claim it."""
-        ((place, need),) = self.dispatch.take()
-        asking = self.dispatch.offer(place, need)
+        ((position, need),) = self.dispatch.take()
+        asking = self.dispatch.offer(position, need)
         next(asking)
-        entry = self.job_index.get(place.job)
+        entry = self.job_index.get(position.job)
         assert entry is not None
-        self.claim(entry.tasks[place.task].value, worker_id)
+        self.claim(entry.tasks[position.task].value, worker_id)
         with pytest.raises(StopIteration):
             asking.send(OfferReply(worker_id=worker_id, accepted=True))
-        return place.job.job_id
+        return position.job.job_id
 
 
 def test_what_records_say_is_held_counts_whoever_offered_it() -> None:
@@ -95,7 +95,7 @@ def test_room_in_a_quota_is_kept_for_who_was_overtaken_for_too_long() -> None:
     cluster.time = 31.0
     cluster.end(held[1])
     assert cluster.taken() == [], "small1 would leave too little"
-    assert cluster.dispatch.scheduler.order.kept_quota(OURS) == place_of(cluster.job("large"))
+    assert cluster.dispatch.scheduler.order.kept_quota(OURS) == position_of(cluster.job("large"))
     assert cluster.dispatch.why_short(cluster.job("small1")) == (
         "waits for the quota of namespace team-a: job large, which others have overtaken for long, goes first"
     )
@@ -164,7 +164,7 @@ def test_who_goes_first_is_told_with_what_both_have() -> None:
     assert cluster.dispatch.who_goes_first(cluster.job("ours")) == (
         "namespace team-b goes first: its tasks have a higher priority"
     )
-    ours, urgent = place_of(cluster.job("ours")), place_of(cluster.job("urgent"))
+    ours, urgent = position_of(cluster.job("ours")), position_of(cluster.job("urgent"))
     assert cluster.dispatch.goes_before(urgent, ours)
     assert not cluster.dispatch.goes_before(ours, urgent)
     cluster.set(THEIRS, cpus=4)
@@ -201,9 +201,9 @@ def test_a_gang_that_is_gathered_counts_once_whether_its_holds_are_known_or_not(
         cluster.write(task)
     key, need = JobKey(OURS, JobId("gang")), capacity.needed(job.request.resources, OURS)
     dispatch = cluster.dispatch
-    dispatch.add_gang(place_of(job), need, 3)
-    assert dispatch.has_quota(place_of(job), need, 3)
-    assert dispatch.turn(place_of(job))[0] == 0
+    dispatch.add_gang(position_of(job), need, 3)
+    assert dispatch.has_quota(position_of(job), need, 3)
+    assert dispatch.rank(position_of(job))[0] == 0
     dispatch.on_gathering(key)
     for task in tasks:
         held = lifecycle.claim(task, attempt=1, worker_id=A, now=1.0, epoch=1)
@@ -213,4 +213,4 @@ def test_a_gang_that_is_gathered_counts_once_whether_its_holds_are_known_or_not(
         dispatch.on_no_offer(key, task.task)
     assert not dispatch.is_offered(key)
     assert dispatch.shares.used(OURS).milli_cpus == 3_000
-    assert not dispatch.has_quota(place_of(job), need, 3)
+    assert not dispatch.has_quota(position_of(job), need, 3)

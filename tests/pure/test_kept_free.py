@@ -6,7 +6,7 @@ import pytest
 
 from fluster_bus.messages import Capacity, Namespace, OfferReply, WorkerId
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
-from fluster_services.controller.scheduling.order import Place
+from fluster_services.controller.scheduling.order import Position
 from fluster_services.controller.state.job_index import JobKey
 from tests.pure.recorded import registered_worker
 from tests.pure.test_dispatch import ON_CLASS, A, B, Cluster
@@ -83,8 +83,8 @@ def test_a_worker_that_lacks_what_the_job_names_is_not_kept_free_for_it() -> Non
     cluster = Overtaken(large=3)
     cluster.dispatch.on_room()
     cluster.offer(OfferReply(worker_id=A, accepted=False, unfit=True, reason="no folder"))
-    ((place, need),) = cluster.dispatch.take()
-    assert list(cluster.dispatch.offer(place, need)) == [], "B is full"
+    ((position, need),) = cluster.dispatch.take()
+    assert list(cluster.dispatch.offer(position, need)) == [], "B is full"
     cluster.time = 5
     cluster.overtake("another")
     cluster.time = 35
@@ -125,7 +125,7 @@ def test_it_passes_to_another_where_its_worker_is_about_to_leave(cluster: Overta
 
 def test_of_several_workers_each_has_to_take_work() -> None:
     cluster = Overtaken()
-    gang = Place(0, 0, JobKey(Namespace("default"), cluster.large.job_id))
+    gang = Position(0, 0, JobKey(Namespace("default"), cluster.large.job_id))
     cluster.dispatch.remove_gang(gang.job)
     cluster.dispatch.add_gang(gang, Capacity(cpu=3, namespaces=(Namespace("default"),)), 2)
     cluster.overtake("another")

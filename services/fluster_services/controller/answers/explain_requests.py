@@ -10,7 +10,7 @@ from fluster_bus.messages import ExplainReply, ExplainRequest, JobRecord, JobSta
 from fluster_services.controller.answers.job_requests import known_job
 from fluster_services.controller.answers.requests import present_pace
 from fluster_services.controller.rules.reconcile import waits_for
-from fluster_services.controller.scheduling.dispatch import place_of
+from fluster_services.controller.scheduling.dispatch import position_of
 from fluster_services.controller.scheduling.explain import explain
 from fluster_services.controller.state.job_index import JobKey
 from fluster_services.job_info import job_status
@@ -81,13 +81,15 @@ class ExplainRequests:
         Of other namespaces only those of a higher priority are: with all others it takes turns.
         """
         pace, dispatch = present_pace(), self._dispatch
-        place = place_of(job)
-        ahead = sum(gang.count for gang in self._gangs.waiting() if dispatch.goes_before(gang.place, place))
+        position = position_of(job)
+        ahead = sum(gang.count for gang in self._gangs.waiting() if dispatch.goes_before(gang.position, position))
         for key, _task in dispatch.scheduler.waiting():
             await pace.step()
             entry = self._job_index.get(key)
             ahead += (
-                entry is not None and entry.job is not None and dispatch.goes_before(place_of(entry.job.value), place)
+                entry is not None
+                and entry.job is not None
+                and dispatch.goes_before(position_of(entry.job.value), position)
             )
         return ahead
 
@@ -104,7 +106,7 @@ class ExplainRequests:
         holder = self._job_index.get(key)
         if key.namespace != job.namespace or holder is None or holder.job is None:
             return None  # a tenant is not told about another's jobs
-        is_concerned = key.job_id == job.job_id or place_of(holder.job.value) < place_of(job)
+        is_concerned = key.job_id == job.job_id or position_of(holder.job.value) < position_of(job)
         return (key.job_id, workers) if is_concerned else None
 
     def _waits_for(self, job: JobRecord) -> list[tuple[str, JobStatus]]:

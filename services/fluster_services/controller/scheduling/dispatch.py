@@ -23,7 +23,13 @@ from fluster_bus.running.backoff import Backoff
 from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
 from fluster_services.capacity import class_of, fits, is_between_levels, needed
-from fluster_services.controller.scheduling.order import Place, Starving, Turns, place_in_line, reserved_workers
+from fluster_services.controller.scheduling.order import (
+    Position,
+    Starving,
+    TaskSlots,
+    position_in_line,
+    reserved_workers,
+)
 from fluster_services.controller.scheduling.scheduler import Scheduler
 from fluster_services.controller.state.job_index import JobIndex, JobKey
 from fluster_services.controller.state.worker_index import WorkerIndex
@@ -61,9 +67,9 @@ class Ask(NamedTuple):
 Asking = Generator[Ask, OfferReply | None, None]
 
 
-def place_of(job: JobRecord) -> Place:
+def position_of(job: JobRecord) -> Position:
     """Where the job's first task stands."""
-    return Place(place_in_line(job.order, job.request.priority), 0, JobKey(job.namespace, job.job_id))
+    return Position(position_in_line(job.order, job.request.priority), 0, JobKey(job.namespace, job.job_id))
 
 
 def _at_once(job: JobRecord) -> int:
@@ -85,7 +91,7 @@ class Dispatch:
         self.shares = job_index.shares
         self.shares.on_freed = self._on_quota_freed
         self.scheduler = Scheduler(self.shares)
-        self._turns = Turns()
+        self._slots = TaskSlots()
         self._unfit: dict[JobKey, dict[WorkerId, str]] = {}  # {job: {worker that lacks what it names: why}}
         self._job_index = job_index
         self._worker_index = worker_index
@@ -113,7 +119,7 @@ class Dispatch:
         if task.state is not JobStatus.PENDING or task.kill_requested is not None:
             self._remove(key, task.task)
             if not lifecycle.is_held(task):
-                self._pass_turn(key, task.task)
+                self._pass_slot(key, task.task)
         elif task.gang:
             return  # they are gathered, see gangs.py
         elif pause_s:
@@ -124,10 +130,10 @@ class Dispatch:
     def _add(self, key: JobKey, task: TaskRecord) -> None:
         if self._job_index.present(key, task) is None:
             return  # it has changed during its pause
-        if not self._has_turn(key, task.task):
+        if not self._has_slot(key, task.task):
             return
-        place = Place(place_in_line(task.order, task.priority), task.task, key)
-        self.scheduler.add(place, self._need(key, task), now=self._driver.now())
+        position = Position(position_in_line(task.order, task.priority), task.task, key)
+        self.scheduler.add(position, self._need(key, task), now=self._driver.now())
         self._driver.on_dispatchable()
 
     def _need(self, key: JobKey, task: TaskRecord) -> Capacity:
@@ -146,21 +152,21 @@ class Dispatch:
         """The job has ended."""
         self._unfit.pop(key, None)
 
-    def _has_turn(self, key: JobKey, task: int) -> bool:
+    def _has_slot(self, key: JobKey, task: int) -> bool:
         """False for a task of an array as many of which wait for offers, or run, as may at once."""
         entry = self._job_index.get(key)
         array = entry.job.value.request.array if entry is not None and entry.job is not None else None
         if entry is None or array is None or array.at_once is None:
             return True
         held = (number for number, row in entry.tasks.items() if lifecycle.is_held(row.value))
-        return self._turns.enter(key, task, array.at_once, held)
+        return self._slots.enter(key, task, array.at_once, held)
 
-    def awaits_turn(self, key: JobKey, task: int) -> bool:
+    def awaits_slot(self, key: JobKey, task: int) -> bool:
         """True for a task that is not offered, since others of its array are."""
-        return self._turns.waits(key, task)
+        return self._slots.waits(key, task)
 
-    def _pass_turn(self, key: JobKey, task: int) -> None:
-        following = self._turns.leave(key, task)
+    def _pass_slot(self, key: JobKey, task: int) -> None:
+        following = self._slots.leave(key, task)
         entry = self._job_index.get(key) if following is not None else None
         row = entry.tasks.get(following) if entry is not None and following is not None else None
         if row is not None:
@@ -173,9 +179,9 @@ class Dispatch:
             self._driver.on_room()  # a worker was kept free for it, also from them
         self._driver.on_dispatchable()
 
-    def add_gang(self, place: Place, need: Capacity, count: int) -> None:
-        """A gang waits; it is gathered by others, and has its place in the order here."""
-        self.scheduler.add_gang(place, need, count)
+    def add_gang(self, position: Position, need: Capacity, count: int) -> None:
+        """A gang waits; it is gathered by others, and has its position in the order here."""
+        self.scheduler.add_gang(position, need, count)
 
     def remove_gang(self, job: JobKey) -> None:
         """A gang no longer waits."""
@@ -200,27 +206,27 @@ class Dispatch:
         """True while offers of the gang's tasks are out, or claimed and not yet recorded so."""
         return self.scheduler.gangs.is_offered(job)
 
-    def has_quota(self, place: Place, need: Capacity, count: int) -> bool:
+    def has_quota(self, position: Position, need: Capacity, count: int) -> bool:
         """True when the quota of the gang's namespace has room for all of it."""
-        return self.scheduler.order.has_quota(place, need, count)
+        return self.scheduler.order.has_quota(position, need, count)
 
-    def turn(self, place: Place) -> tuple[int, float, Place]:
-        """Whose turn comes when, of all that waits: the least is the first."""
+    def rank(self, position: Position) -> tuple[int, float, Position]:
+        """The rank of what waits at that position: the least goes first."""
         self._weigh()
-        return self.scheduler.order.turn(place)
+        return self.scheduler.order.rank(position)
 
-    def goes_before(self, one: Place, other: Place) -> bool:
+    def goes_before(self, one: Position, other: Position) -> bool:
         """True when it is before the other whatever their namespaces have."""
         return self.scheduler.order.goes_before(one, other)
 
     def why_short(self, job: JobRecord) -> str | None:
         """Why the quota of its namespace keeps what waits of the job waiting; None when it does not."""
-        place, need, count = place_of(job), needed(job.request.resources, job.namespace), _at_once(job)
+        position, need, count = position_of(job), needed(job.request.resources, job.namespace), _at_once(job)
         why = self.shares.why_short(job.namespace, need, count)
         if (
             why is not None
-            or self.scheduler.gangs.is_offered(place.job)
-            or self.scheduler.order.has_quota(place, need, count)
+            or self.scheduler.gangs.is_offered(position.job)
+            or self.scheduler.order.has_quota(position, need, count)
         ):
             return why
         kept = self.scheduler.order.kept_quota(job.namespace)
@@ -229,13 +235,13 @@ class Dispatch:
 
     def who_goes_first(self, job: JobRecord) -> str | None:
         """Which other namespace's tasks go before its own, and why; None when none do."""
-        place = place_of(job)
+        position = position_of(job)
         self._weigh()
-        before = min(self.scheduler.in_turn_before(place), key=self.scheduler.order.turn, default=None)
-        if before is None or self.scheduler.gangs.is_offered(place.job):
+        before = min(self.scheduler.ranked_before(position), key=self.scheduler.order.rank, default=None)
+        if before is None or self.scheduler.gangs.is_offered(position.job):
             return None
         other = before.job.namespace
-        if self.scheduler.order.goes_before(before, place):
+        if self.scheduler.order.goes_before(before, position):
             return f"namespace {other} goes first: its tasks have a higher priority"
         return self.shares.compared(other, job.namespace)
 
@@ -276,12 +282,12 @@ class Dispatch:
     @property
     def reservation(self) -> tuple[JobKey, tuple[WorkerId, ...]] | None:
         """The job that has been overtaken for too long, and the workers that are kept free for it."""
-        place = self.scheduler.reserved
-        return (place.job, self._kept_free) if place is not None else None
+        position = self.scheduler.reserved
+        return (position.job, self._kept_free) if position is not None else None
 
-    def spared(self, place: Place) -> tuple[WorkerId, ...]:
+    def spared(self, position: Position) -> tuple[WorkerId, ...]:
         """The workers that whatever stands there may not have, since they are kept free for what is before it."""
-        return self._kept_free if self.scheduler.is_behind_reserved(place) else ()
+        return self._kept_free if self.scheduler.is_behind_reserved(position) else ()
 
     def _reserve(self) -> None:
         """Keep workers free for the first in the order that has been overtaken for too long, if there is one."""
@@ -299,8 +305,8 @@ class Dispatch:
         is_alone = not self.shares.bounded and not scheduler.is_shared
         found = scheduler.starving if is_alone else scheduler.deserving
         for starving in found(now=now, reserve_after_s=self._reserve_after_s):
-            place = starving.place
-            if scheduler.reserved is not None and not scheduler.order.goes_before(place, scheduler.reserved):
+            position = starving.position
+            if scheduler.reserved is not None and not scheduler.order.goes_before(position, scheduler.reserved):
                 break
             workers = self._could_run_on(starving)
             if workers:
@@ -308,7 +314,7 @@ class Dispatch:
                 self._reserved_for = starving
                 scheduler.reserve(starving)
                 self._driver.on_room()
-                log.info("kept free for %s, which others have overtaken: %s", place.job.job_id, ", ".join(workers))
+                log.info("kept free for %s, which others have overtaken: %s", position.job.job_id, ", ".join(workers))
                 break
         self._chooses_at = now + _CHOOSING_COSTS * (self._driver.now() - now)
 
@@ -316,17 +322,17 @@ class Dispatch:
         """Keep room in quotas for what others of its namespace have overtaken for too long, as they need less of it."""
         scheduler = self.scheduler
         for starving in scheduler.starving(now=now, reserve_after_s=self._reserve_after_s):
-            place, need, count = starving.place, starving.need, starving.count
-            namespace = place.job.namespace
+            position, need, count = starving.position, starving.need, starving.count
+            namespace = position.job.namespace
             kept = scheduler.order.kept_quota(namespace)
             if (
-                (kept is None or place < kept)
-                and not scheduler.order.has_quota(place, need, count)
+                (kept is None or position < kept)
+                and not scheduler.order.has_quota(position, need, count)
                 and self.shares.could_fit(namespace, need, count)
                 and self._could_run_on(starving)
             ):
                 scheduler.order.keep_quota(starving)
-                log.info("room in the quota of %s is kept for %s, which others have overtaken", *place.job)
+                log.info("room in the quota of %s is kept for %s, which others have overtaken", *position.job)
 
     def _could_run_on(self, starving: Starving) -> tuple[str, ...]:
         rooms = [room for room in self._worker_index.rooms() if room.name not in starving.need.elsewhere]
@@ -339,7 +345,7 @@ class Dispatch:
         if self.scheduler.is_shared:
             self.shares.on_total(self._worker_index.total())
 
-    def take(self, most: int = _OUT_AT_ONCE) -> list[tuple[Place, Capacity]]:
+    def take(self, most: int = _OUT_AT_ONCE) -> list[tuple[Position, Capacity]]:
         """What is to be offered now, so many at most: each is out until its `offer` has come to its end, or `on_unanswered`."""
         if self.scheduler.is_shared:
             self._weigh()
@@ -348,39 +354,39 @@ class Dispatch:
         self._out += len(taken)
         return taken
 
-    def offer(self, place: Place, need: Capacity) -> Asking:
+    def offer(self, position: Position, need: Capacity) -> Asking:
         """Offer a task that was taken: gives what to ask next, and is sent the answer, None when no worker listens."""
         rooms = self._rooms
-        entry = self._job_index.get(place.job)
-        row = entry.tasks.get(place.task) if entry is not None else None
+        entry = self._job_index.get(position.job)
+        row = entry.tasks.get(position.task) if entry is not None else None
         if row is None:
-            self.scheduler.remove(place.job, place.task)
+            self.scheduler.remove(position.job, position.task)
         else:
-            accepted, is_worth_repeating = yield from self._offer_to_workers(row, place, need)
-            present = self._need(place.job, row.value)
+            accepted, is_worth_repeating = yield from self._offer_to_workers(row, position, need)
+            present = self._need(position.job, row.value)
             if not accepted and present != need:
                 # It goes on in the line of those for which these workers are not asked either.
-                self.scheduler.remove(place.job, place.task)
-                self.scheduler.add(place, present, now=self._driver.now())
+                self.scheduler.remove(position.job, position.task)
+                self.scheduler.add(position, present, now=self._driver.now())
             elif accepted:
                 # The worker's claim is in the record, which takes the task out of the line when it arrives.
-                self.scheduler.on_accepted(need, place, now=self._driver.now())
+                self.scheduler.on_accepted(need, position, now=self._driver.now())
                 self._declined.reset()
             else:
                 if is_worth_repeating:
                     self._open_later()  # the line waits as a whole, and so stays in order
                 else:
-                    self._worker_index.on_no_listener(need, spared={*self.spared(place), *need.elsewhere})
+                    self._worker_index.on_no_listener(need, spared={*self.spared(position), *need.elsewhere})
                 # Room that came while the offer was out must not be forgotten because of the answer from before.
-                self.scheduler.on_declined(place, need, room=rooms != self._rooms)
+                self.scheduler.on_declined(position, need, room=rooms != self._rooms)
         self._come_back()
 
-    def on_unanswered(self, place: Place, need: Capacity) -> None:
+    def on_unanswered(self, position: Position, need: Capacity) -> None:
         """What was asked got no answer: it is perhaps claimed, perhaps not.
 
         Offering it again does no harm, since only one claim of a revision succeeds.
         """
-        self.scheduler.on_declined(place, need, room=True)
+        self.scheduler.on_declined(position, need, room=True)
         self._come_back()
 
     def _come_back(self) -> None:
@@ -388,10 +394,10 @@ class Dispatch:
         self._driver.on_dispatchable()
 
     def _offer_to_workers(
-        self, row: Row[TaskRecord], place: Place, need: Capacity
+        self, row: Row[TaskRecord], position: Position, need: Capacity
     ) -> Generator[Ask, OfferReply | None, tuple[bool, bool]]:
         """Whether a worker has claimed the task, and if none did, whether another may."""
-        spared = self.spared(place)
+        spared = self.spared(position)
         offer = Offer.of(row.value, row.revision, spared=spared)
         offered = class_of(need)
         if offered is not None:
@@ -401,7 +407,7 @@ class Dispatch:
                     break
                 answer = yield Ask(offered.subject, offer)
             if answer is not None and answer.unfit:
-                self.note_unfit(place.job, answer)
+                self.note_unfit(position.job, answer)
                 return False, False
             if answer is not None and not answer.spared:
                 # A worker that has just become full may still be reached; the next offer goes to another, or to none.
@@ -409,12 +415,12 @@ class Dispatch:
             if answer is None and not is_between_levels(need, offered):
                 return False, False
         has_declined = False
-        for worker_id in self._candidates(place, need, {*spared, *need.elsewhere}):
+        for worker_id in self._candidates(position, need, {*spared, *need.elsewhere}):
             answer = yield Ask(subjects.worker_verb(worker_id, "offer"), offer)
             if answer is not None and answer.accepted:
                 return True, True
             if answer is not None and answer.unfit:
-                self.note_unfit(place.job, answer)
+                self.note_unfit(position.job, answer)
                 continue
             has_declined |= answer is not None and fits(need, self._worker_index.said_free(worker_id))
         # One that said it has room may have had another reason, which passes without its having more room.
@@ -439,9 +445,9 @@ class Dispatch:
                 self._add(key, row.value)
         self.on_room()  # for a gang
 
-    def _candidates(self, place: Place, need: Capacity, spared: Collection[WorkerId]) -> Iterator[WorkerId]:
+    def _candidates(self, position: Position, need: Capacity, spared: Collection[WorkerId]) -> Iterator[WorkerId]:
         """The workers that have room by the records."""
-        if place == self.scheduler.reserved:
+        if position == self.scheduler.reserved:
             yield from self._kept_free  # they may have got room since
         found = (worker_id for worker_id, _ in self._worker_index.with_room(need) if worker_id not in spared)
         yield from itertools.islice(found, _NAMED_BESIDE_SPARED if spared else None)

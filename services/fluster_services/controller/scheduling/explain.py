@@ -149,8 +149,8 @@ def _why_gang_waits(waiting: Sequence[TaskRecord], workers: Sequence[WorkerView]
         return f"{told}; all workers together, empty, fit {fitting}"
     fitting = len(gangs.assign(need, count, [(worker.name, worker.free) for worker in workers]))
     if fitting < count:
-        return f"{told}; only {fitting} fit now; {_place(ahead)}"
-    return f"{told}; there is room, and it is being gathered; {_place(ahead)}"
+        return f"{told}; only {fitting} fit now; {_position(ahead)}"
+    return f"{told}; there is room, and it is being gathered; {_position(ahead)}"
 
 
 def _why_not_released(waits_for: Sequence[tuple[str, JobStatus]]) -> str:
@@ -169,7 +169,7 @@ def _why_waiting(waiting: Sequence[TaskRecord], workers: Sequence[WorkerView], a
     fitting = [worker for worker in workers if capacity.fits(need, worker.total)]
     if not fitting:
         return capacity.misfit(need, [(worker.name, worker.total) for worker in workers])
-    line = _place(ahead)
+    line = _position(ahead)
     names = _listed([worker.name for worker in fitting])
     with_room = [worker for worker in fitting if capacity.fits(need, worker.free)]
     if with_room and all(worker.is_away for worker in with_room):
@@ -183,7 +183,7 @@ def _why_waiting(waiting: Sequence[TaskRecord], workers: Sequence[WorkerView], a
     return f"fits {names}; {busy} busy with {_listed(jobs) if jobs else 'something else'}; {line}"
 
 
-def _place(ahead: int) -> str:
+def _position(ahead: int) -> str:
     return f"{ahead} tasks are before it" if ahead > 1 else "one task is before it" if ahead else "next in line"
 
 

@@ -16,7 +16,7 @@ from fluster_bus.messages import Capacity, Offer, OfferReply, TaskRecord, Worker
 from fluster_bus.running.coroutines import TimeSlices
 from fluster_bus.storage.tables import Row
 from fluster_services import capacity, gangs, lifecycle
-from fluster_services.controller.scheduling.order import Place, place_in_line
+from fluster_services.controller.scheduling.order import Position, position_in_line
 from fluster_services.controller.state.job_index import JobEntry, JobKey
 
 if TYPE_CHECKING:
@@ -46,15 +46,15 @@ _PLANNING_COSTS = 10  # and so seldom that it takes one part in so many of the t
 class WaitingGang:
     """A gang that waits, as far as planning room for it needs to know it."""
 
-    order: int  # its place, as `place_in_line` gives it
+    order: int  # its position, as `position_in_line` gives it
     key: JobKey
     need: Capacity  # of each task
     count: int
 
     @property
-    def place(self) -> Place:
+    def position(self) -> Position:
         """Where it stands among all that waits."""
-        return Place(self.order, 0, self.key)
+        return Position(self.order, 0, self.key)
 
 
 class Gangs:
@@ -121,16 +121,16 @@ class Gangs:
         if gangs.is_waiting(job, tasks):
             need = capacity.needed(job.request.resources, job.namespace)
             gang = self._waiting[key] = WaitingGang(
-                place_in_line(job.order, job.request.priority), key, need, job.request.replicas
+                position_in_line(job.order, job.request.priority), key, need, job.request.replicas
             )
             self._pause(key, tasks)
             if key not in self._pausing:
-                self._dispatch.add_gang(gang.place, need, gang.count)
+                self._dispatch.add_gang(gang.position, need, gang.count)
                 self._wake.set()
         elif is_over or not self.is_gathering(key):
             self._waiting.pop(key, None)
         if is_over or gangs.has_started(job, tasks):
-            self._dispatch.remove_gang(key)  # one that is only held keeps its place
+            self._dispatch.remove_gang(key)  # one that is only held keeps its position
 
     def on_room(self) -> None:
         """Some worker has room again."""
@@ -185,7 +185,7 @@ class Gangs:
     async def _find(self) -> tuple[WaitingGang, list[WorkerId]] | None:
         """The first gang for which there is room, and a worker for each of its tasks. There may be thousands of gangs."""
         slices, workers_free = TimeSlices(), None
-        for gang in sorted(self._waiting.values(), key=lambda gang: self._dispatch.turn(gang.place)):
+        for gang in sorted(self._waiting.values(), key=lambda gang: self._dispatch.rank(gang.position)):
             if await slices.step():
                 workers_free = None
             if workers_free is None:
@@ -209,9 +209,9 @@ class Gangs:
         if gang.key in self._pausing:
             return None
         dispatch = self._dispatch
-        if not dispatch.has_quota(gang.place, gang.need, gang.count):
+        if not dispatch.has_quota(gang.position, gang.need, gang.count):
             return None
-        spared = {*dispatch.spared(gang.place), *dispatch.unfit(gang.key)}
+        spared = {*dispatch.spared(gang.position), *dispatch.unfit(gang.key)}
         workers_free = [each for each in workers_free if each[0] not in spared]
         workers = gangs.assign(gang.need, gang.count, workers_free)
         return workers if len(workers) == gang.count else None

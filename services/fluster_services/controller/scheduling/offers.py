@@ -12,7 +12,7 @@ from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core.errors import BusError, NoRespondersError
 from fluster_bus.messages import Capacity, OfferReply
 from fluster_services.controller.scheduling.dispatch import Ask, Dispatch
-from fluster_services.controller.scheduling.order import Place
+from fluster_services.controller.scheduling.order import Position
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
@@ -69,16 +69,16 @@ class Offers:
                 await self._wake.wait()
                 self._wake.clear()
                 taken = self.dispatch.take(_TAKEN_AT_ONCE)
-                for place, need in taken:
-                    tasks.create_task(self._offer(place, need))
+                for position, need in taken:
+                    tasks.create_task(self._offer(position, need))
                 if len(taken) == _TAKEN_AT_ONCE:
                     self._wake.set()
                     await asyncio.sleep(0)  # each has to be found among all that is waited for
 
-    async def _offer(self, place: Place, need: Capacity) -> None:
+    async def _offer(self, position: Position, need: Capacity) -> None:
         try:
             await self._seat.wait_sure()
-            asking = self.dispatch.offer(place, need)
+            asking = self.dispatch.offer(position, need)
             ask = next(asking, None)
             while ask is not None:
                 answer = await self._answer(ask)
@@ -87,9 +87,9 @@ class Offers:
                 except StopIteration:
                     ask = None
         except BusError as error:
-            log.warning("the offer of %s.%d is made again: %s", place.job.job_id, place.task, error)
+            log.warning("the offer of %s.%d is made again: %s", position.job.job_id, position.task, error)
             await wait_to_retry(self._bus)
-            self.dispatch.on_unanswered(place, need)
+            self.dispatch.on_unanswered(position, need)
 
     async def _answer(self, ask: Ask) -> OfferReply | None:
         """A worker's answer to the offer; None when no worker listens."""

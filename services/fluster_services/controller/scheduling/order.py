@@ -20,18 +20,18 @@ from fluster_services.controller.state.worker_index import WorkerView
 _ORDERS = 1 << 53  # beyond any order of submission
 
 
-def place_in_line(order: int, priority: int) -> int:
+def position_in_line(order: int, priority: int) -> int:
     """Where a task stands: before all of a lower priority, and in the order of submission within its own."""
     return order - priority * _ORDERS
 
 
 def priority_of(order: int) -> int:
-    """The priority with which a place was made."""
+    """The priority with which a position was made."""
     return -(order // _ORDERS)
 
 
-class Place(NamedTuple):
-    """A task in the order in which tasks are offered, as `place_in_line` gives it."""
+class Position(NamedTuple):
+    """A task in the order in which tasks are offered, as `position_in_line` gives it."""
 
     order: int
     task: int
@@ -40,9 +40,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Starving:
-    """A task that has been overtaken for too long, or a gang of `count` tasks, by the place of its first."""
+    """A task that has been overtaken for too long, or a gang of `count` tasks, by the position of its first."""
 
-    place: Place
+    position: Position
     need: Capacity  # of each task
     count: int = 1
 
@@ -50,58 +50,58 @@ class Starving:
 class _Kept(NamedTuple):
     """What is left of a namespace's quota for one that others of it have overtaken for too long."""
 
-    place: Place
+    position: Position
     amount: Amount
 
 
-class TurnOrder:
+class FairOrder:
     """Orders what waits in several namespaces, and keeps room in quotas for what has been overtaken within its namespace."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
         self.kept: dict[Namespace, _Kept] = {}
 
-    def turn(self, place: Place) -> tuple[int, float, Place]:
-        """When it is the turn of what stands there: by priority, by what its namespace has, and by the order within that."""
-        namespace = place.job.namespace
-        return self.band(place), self._shares.weighed(namespace), place
+    def rank(self, position: Position) -> tuple[int, float, Position]:
+        """A sort key, the least first: the priority, the weighted share of the namespace, then the position in the namespace."""
+        namespace = position.job.namespace
+        return self.band(position), self._shares.weighed(namespace), position
 
-    def band(self, place: Place) -> int:
+    def band(self, position: Position) -> int:
         """Lower for a higher priority, as far as it counts beside other namespaces."""
-        return -min(priority_of(place.order), self._shares.max_priority(place.job.namespace))
+        return -min(priority_of(position.order), self._shares.max_priority(position.job.namespace))
 
-    def goes_before(self, one: Place, other: Place) -> bool:
+    def goes_before(self, one: Position, other: Position) -> bool:
         """True when it is before the other whatever their namespaces have."""
         if one.job.namespace == other.job.namespace:
             return one < other
         return self.band(one) < self.band(other)
 
-    def was_before(self, one: Place, placed: Place) -> bool:
-        """True when it was the turn of `one` before that of what was placed, which counts for its namespace already."""
+    def was_before(self, one: Position, placed: Position) -> bool:
+        """True when `one` ranked before what was placed, which counts for its namespace already."""
         if one.job.namespace == placed.job.namespace:
             return one < placed
-        return self.turn(one)[:2] < self.turn(placed)[:2]
+        return self.rank(one)[:2] < self.rank(placed)[:2]
 
     # ---- quotas -----------------------------------------------------------------------------------------
 
-    def has_quota(self, place: Place, need: Capacity, count: int = 1) -> bool:
+    def has_quota(self, position: Position, need: Capacity, count: int = 1) -> bool:
         """True when the namespace's quota has room for what stands there, beside what others are to have first."""
-        namespace = place.job.namespace
+        namespace = position.job.namespace
         kept = self.kept.get(namespace)
-        beside = kept.amount if kept is not None and place > kept.place else NOTHING
+        beside = kept.amount if kept is not None and position > kept.position else NOTHING
         return self._shares.fits(namespace, need, count, beside=beside)
 
-    def kept_quota(self, namespace: Namespace) -> Place | None:
-        """The place for which room in the namespace's quota is kept."""
+    def kept_quota(self, namespace: Namespace) -> Position | None:
+        """The position for which room in the namespace's quota is kept."""
         kept = self.kept.get(namespace)
-        return kept.place if kept is not None else None
+        return kept.position if kept is not None else None
 
     def keep_quota(self, starving: Starving) -> None:
         """What is behind it in its namespace leaves it room in the quota from now on, as long as it waits."""
-        namespace = starving.place.job.namespace
+        namespace = starving.position.job.namespace
         kept = self.kept.get(namespace)
-        if namespace in self._shares.bounded and (kept is None or starving.place < kept.place):
-            self.kept[namespace] = _Kept(starving.place, Amount.of(starving.need, starving.count))
+        if namespace in self._shares.bounded and (kept is None or starving.position < kept.position):
+            self.kept[namespace] = _Kept(starving.position, Amount.of(starving.need, starving.count))
 
     def on_quota(self, namespace: Namespace) -> None:
         """The namespace has another quota: what was kept of the one before is not."""
@@ -110,7 +110,7 @@ class TurnOrder:
     def forget_kept(self, job: JobKey, task: int) -> None:
         """What stands there needs no room in the quota any longer."""
         kept = self.kept.get(job.namespace)
-        if kept is not None and (kept.place.job, kept.place.task) == (job, task):
+        if kept is not None and (kept.position.job, kept.position.task) == (job, task):
             del self.kept[job.namespace]
             self._shares.on_freed()
 
@@ -123,8 +123,8 @@ class _Job:
     line: list[int] = field(default_factory=list)  # heap of those outside; those that are gone stay until they come up
 
 
-class Turns:
-    """The tasks that have a turn, and those that wait for one, the lowest number first."""
+class TaskSlots:
+    """The tasks of each job that have one of its slots, and those that wait for one, the lowest number first."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, _Job] = {}
@@ -149,7 +149,7 @@ class Turns:
         return False
 
     def leave(self, key: JobKey, task: int) -> int | None:
-        """A task neither waits nor runs: the one that has its turn now, if there is one."""
+        """A task neither waits nor runs: its slot is given to the task that is returned, if one waits."""
         job = self._jobs.get(key)
         if job is None:
             return None
@@ -168,7 +168,7 @@ class Turns:
         return next_task
 
     def waits(self, key: JobKey, task: int) -> bool:
-        """True for a task that waits for its turn."""
+        """True for a task that waits for a slot."""
         job = self._jobs.get(key)
         return job is not None and task in job.outside
 

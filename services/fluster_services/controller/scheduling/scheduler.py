@@ -6,9 +6,9 @@ the number of different needs, not on how many tasks wait.
 
 Smaller tasks thus overtake a large one, and might do so for ever. Once it has been overtaken for longer than
 `reserve_after_s` it is `starving`, and a worker is kept free for it: whatever is behind it in the order is offered to
-the others only, until it has its place. There is one such reservation at a time.
+the others only, until it is placed. There is one such reservation at a time.
 
-Gangs are gathered elsewhere, as a whole. Here they have a place in the order: they are overtaken, overtake and starve as
+Gangs are gathered elsewhere, as a whole. Here they have a position in the order: they are overtaken, overtake and starve as
 tasks do, and then as many workers are kept free as they need.
 
 Priorities are strict: a task waits as long as there is one of a higher priority that fits.
@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 from fluster_bus.messages import Capacity, Namespace
 from fluster_services.capacity import fits
-from fluster_services.controller.scheduling.order import Place, Starving, TurnOrder
+from fluster_services.controller.scheduling.order import FairOrder, Position, Starving
 from fluster_services.controller.scheduling.scheduler_lines import (
     MAX_WINDOW,
     Gang,
@@ -48,25 +48,25 @@ class Scheduler:
 
     def __init__(self, shares: Shares | None = None) -> None:
         self._shares = Shares() if shares is None else shares
-        self.order = TurnOrder(self._shares)
+        self.order = FairOrder(self._shares)
         self._lines: dict[Capacity, Line] = {}
         self._waiting: dict[tuple[JobKey, int], Capacity] = {}
         self._needing: dict[Capacity, set[tuple[JobKey, int]]] = {}  # {need: who waits for it, also while out}
         self._out: dict[tuple[JobKey, int], Capacity] = {}  # {task: the need with which it was offered}
         self._since: dict[tuple[JobKey, int], float] = {}  # {task: when it was added}
         self.gangs = GangLine(self._shares)
-        self._reserved: Place | None = None
+        self._reserved: Position | None = None
         self._reserved_need: Capacity | None = None
-        self._last_reserved: Place | None = None
+        self._last_reserved: Position | None = None
         self.is_shared = False  # tasks of several namespaces wait
         self._present: dict[Namespace, int] = {}  # {namespace: its lines and gangs}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, place: Place, need: Capacity, *, now: float = 0.0) -> None:
+    def add(self, position: Position, need: Capacity, *, now: float = 0.0) -> None:
         """A task waits; this may be called again."""
-        task = (place.job, place.task)
+        task = (position.job, position.task)
         known = self._waiting.get(task)
         if known is not None:
             if known == need:
@@ -75,7 +75,7 @@ class Scheduler:
         self._since[task] = now
         self._waiting[task] = need
         self._needing.setdefault(need, set()).add(task)
-        self._push(place, need)
+        self._push(position, need)
 
     def _forget_need(self, task: tuple[JobKey, int]) -> None:
         need = self._waiting.pop(task, None)
@@ -86,13 +86,13 @@ class Scheduler:
             if not tasks:
                 del self._needing[need]
 
-    def _push(self, place: Place, need: Capacity) -> None:
+    def _push(self, position: Position, need: Capacity) -> None:
         line = self._lines.get(need)
         if line is None:
-            line = self._lines[need] = Line(need, place.job.namespace)
+            line = self._lines[need] = Line(need, position.job.namespace)
             self._enter(line.namespace)
             line.closed = any(other.closed and is_at_least(need, other.need) for other in self._lines.values())
-        heapq.heappush(line.heap, place)
+        heapq.heappush(line.heap, position)
 
     def _enter(self, namespace: Namespace) -> None:
         self._present[namespace] = self._present.get(namespace, 0) + 1
@@ -124,9 +124,9 @@ class Scheduler:
         if line is not None:
             line.out -= 1
 
-    def take(self, limit: int) -> list[tuple[Place, Capacity]]:
+    def take(self, limit: int) -> list[tuple[Position, Capacity]]:
         """Up to `limit` tasks to offer now; each is out until `on_declined` or `remove`."""
-        taken: list[tuple[Place, Capacity]] = []
+        taken: list[tuple[Position, Capacity]] = []
         while len(taken) < limit:
             if self.is_shared or self._shares.bounded:
                 first = self._first_in_turn()
@@ -134,12 +134,12 @@ class Scheduler:
                 first = self._first_in_line()
             if first is None:
                 break
-            first.turn = self._turn_of_line(first)[:2] if self.is_shared else None
-            place = first.taken = heapq.heappop(first.heap)
-            self._out[(place.job, place.task)] = first.need
+            first.rank = self._rank_of_line(first)[:2] if self.is_shared else None
+            position = first.taken = heapq.heappop(first.heap)
+            self._out[(position.job, position.task)] = first.need
             first.out += 1
             self._shares.take(first.namespace, first.need)
-            taken.append((place, first.need))
+            taken.append((position, first.need))
         return taken
 
     def is_full(self, need: Capacity) -> bool:
@@ -171,50 +171,50 @@ class Scheduler:
             self._leave(line.namespace)
         return False
 
-    def on_accepted(self, need: Capacity, place: Place | None = None, *, now: float = 0.0) -> None:
+    def on_accepted(self, need: Capacity, position: Position | None = None, *, now: float = 0.0) -> None:
         """An offer was taken. Its task is out until `remove`: its record is on its way.
 
-        With its `place`, it is noted whom it has overtaken.
+        With its `position`, it is noted whom it has overtaken.
         """
         line = self._lines.get(need)
         if line is not None:
-            if place is not None and place not in (self._reserved, self._last_reserved):
+            if position is not None and position not in (self._reserved, self._last_reserved):
                 line.overtaken_since = None  # it found room by itself; one that was helped tells nothing about the next
             line.accepted += 1
             if line.accepted % _WIDENS_AFTER == 0:
                 line.window = min(MAX_WINDOW, line.window * 2)
-        if place is not None:
-            self._note_overtaken(place, line, now=now)
+        if position is not None:
+            self._note_overtaken(position, line, now=now)
 
-    def _note_overtaken(self, place: Place, line: Line | None, *, now: float) -> None:
-        is_passed = self._is_passed_in_turn if self.is_shared or self._shares.bounded else self._is_passed
+    def _note_overtaken(self, position: Position, line: Line | None, *, now: float) -> None:
+        is_passed = self._is_passed_by_rank if self.is_shared or self._shares.bounded else self._is_passed
         for other in list(self._lines.values()):
-            if other is not line and other.overtaken_since is None and is_passed(other, place):
+            if other is not line and other.overtaken_since is None and is_passed(other, position):
                 other.overtaken_since = now
         if self.gangs.not_overtaken:
-            self.gangs.note_overtaken(lambda gang: self.order.was_before(gang, place), now=now)
+            self.gangs.note_overtaken(lambda gang: self.order.was_before(gang, position), now=now)
 
-    def _is_passed(self, line: Line, place: Place) -> bool:
-        """True when the line's first task is before that place, and found no room, or is about to hear so."""
-        return line.out > 0 or (line.closed and self._has_task(line) and line.heap[0] < place)
+    def _is_passed(self, line: Line, position: Position) -> bool:
+        """True when the line's first task is before that position, and found no room, or is about to hear so."""
+        return line.out > 0 or (line.closed and self._has_task(line) and line.heap[0] < position)
 
-    def _is_passed_in_turn(self, line: Line, place: Place) -> bool:
-        """The same where namespaces have turns, or quotas."""
-        if line.namespace == place.job.namespace:
-            is_short = self._has_task(line) and line.heap[0] < place and not self._is_in_quota(line)
-            return is_short or self._is_passed(line, place)
+    def _is_passed_by_rank(self, line: Line, position: Position) -> bool:
+        """The same where namespaces share the cluster, or have quotas."""
+        if line.namespace == position.job.namespace:
+            is_short = self._has_task(line) and line.heap[0] < position and not self._is_in_quota(line)
+            return is_short or self._is_passed(line, position)
         # Not for want of quota: then it would not have had that room in any case.
         return (
             (line.closed or line.out > 0)
             and (first := line.heap[0] if self._has_task(line) else line.taken) is not None
-            and self.order.was_before(first, place)
+            and self.order.was_before(first, position)
             and self._is_in_quota(line)
         )
 
     # ---- namespaces -------------------------------------------------------------------------------------
 
-    def _turn_of_line(self, line: Line) -> tuple[int, float, Place]:
-        return self.order.turn(line.heap[0])
+    def _rank_of_line(self, line: Line) -> tuple[int, float, Position]:
+        return self.order.rank(line.heap[0])
 
     def _first_in_turn(self) -> Line | None:
         """The first of several namespaces that may offer although others go first that have as many out as they may.
@@ -229,30 +229,30 @@ class Scheduler:
         # Once for each namespace, which may have many lines.
         weighed = {namespace: self._shares.weighed(namespace) for namespace in {line.namespace for line in ready}}
 
-        def turn(line: Line) -> tuple[int, float, Place]:
+        def rank(line: Line) -> tuple[int, float, Position]:
             return self.order.band(line.heap[0]), weighed[line.namespace], line.heap[0]
 
         if not full:
-            return min(ready, key=turn, default=None)
+            return min(ready, key=rank, default=None)
         return next(
-            (each for each in sorted(ready, key=turn) if not any(self._awaits(each, other) for other in full)), None
+            (each for each in sorted(ready, key=rank) if not any(self._awaits(each, other) for other in full)), None
         )
 
     def _awaits(self, line: Line, other: Line) -> bool:
-        """True when the other is to hear first: it had its turn before, by what its namespace had without what is out."""
+        """True when the other is to hear first: it ranked before, by what its namespace had without what is out."""
         return (
             line.namespace != other.namespace
             and is_as_large(line.need, other.need)
-            and (other.turn or self._turn_of_line(other)[:2]) < self._turn_of_line(line)[:2]
+            and (other.rank or self._rank_of_line(other)[:2]) < self._rank_of_line(line)[:2]
         )
 
-    def in_turn_before(self, place: Place) -> Iterator[Place]:
-        """The first of each line of other namespaces whose turn is before that of what stands there."""
-        turn = self.order.turn(place)
+    def ranked_before(self, position: Position) -> Iterator[Position]:
+        """The first of each line of other namespaces that ranks before what stands there."""
+        rank = self.order.rank(position)
         for line in list(self._lines.values()):
-            if line.namespace == place.job.namespace or not self._has_task(line) or not self._is_in_quota(line):
+            if line.namespace == position.job.namespace or not self._has_task(line) or not self._is_in_quota(line):
                 continue
-            if self._turn_of_line(line) < turn:
+            if self._rank_of_line(line) < rank:
                 yield line.heap[0]
 
     # ---- quotas -----------------------------------------------------------------------------------------
@@ -265,18 +265,18 @@ class Scheduler:
 
     # ---- answers ----------------------------------------------------------------------------------------
 
-    def on_declined(self, place: Place, need: Capacity, *, room: bool) -> None:
+    def on_declined(self, position: Position, need: Capacity, *, room: bool) -> None:
         """An offer came back. Without `room` anywhere, tasks that need at least as much are not offered for now."""
-        task = (place.job, place.task)
+        task = (position.job, position.task)
         self._bring_in(task)
         if self._waiting.get(task) == need:
-            self._push(place, need)
+            self._push(position, need)
             line = self._lines[need]
             line.window, line.accepted = 1, 0
-            if room and not self.is_behind_reserved(place):
+            if room and not self.is_behind_reserved(position):
                 line.closed = False  # perhaps by the answer to one that was not offered to all workers
         if not room:
-            behind = self.is_behind_reserved(place)
+            behind = self.is_behind_reserved(position)
             for line in list(self._lines.values()):
                 # What is behind the reservation was not offered to the worker that is kept free: what is before it
                 # may have room there.
@@ -285,18 +285,18 @@ class Scheduler:
 
     # ---- gangs ------------------------------------------------------------------------------------------
 
-    def add_gang(self, place: Place, need: Capacity, count: int) -> None:
+    def add_gang(self, position: Position, need: Capacity, count: int) -> None:
         """A gang waits; this may be called again, also when it was held and then released."""
-        known = self.gangs.by_job.get(place.job)
-        if known is not None and (known.place, known.need, known.count) == (place, need, count):
+        known = self.gangs.by_job.get(position.job)
+        if known is not None and (known.position, known.need, known.count) == (position, need, count):
             if not known.is_held:
                 return
             known.is_held = False
             self.gangs.put(known)
         else:
-            self.remove_gang(place.job)
-            self.gangs.put(Gang(place, need, count))
-            self._enter(place.job.namespace)
+            self.remove_gang(position.job)
+            self.gangs.put(Gang(position, need, count))
+            self._enter(position.job.namespace)
 
     def remove_gang(self, job: JobKey) -> bool:
         """A gang no longer waits; False when it did not."""
@@ -307,9 +307,9 @@ class Scheduler:
             self.gangs.on_no_offer(job, task)
         self.gangs.remove(gang)
         self._leave(job.namespace)
-        if gang.place == self._reserved:
+        if gang.position == self._reserved:
             self.release()
-        self.order.forget_kept(job, gang.place.task)
+        self.order.forget_kept(job, gang.position.task)
         return True
 
     def on_gathered(self, job: JobKey, *, now: float) -> None:
@@ -318,10 +318,10 @@ class Scheduler:
         if gang is None:
             return
         gang.is_held = True
-        if gang.place == self._reserved:
+        if gang.position == self._reserved:
             self.release()
-        self.order.forget_kept(job, gang.place.task)
-        self._note_overtaken(gang.place, None, now=now)
+        self.order.forget_kept(job, gang.position.task)
+        self._note_overtaken(gang.position, None, now=now)
 
     # ---- reserve and backfill ---------------------------------------------------------------------------
 
@@ -336,7 +336,7 @@ class Scheduler:
         ]
         gangs = self.gangs.starving(now=now, reserve_after_s=reserve_after_s)
         # Callers seldom look beyond the first, and there may be thousands of gangs.
-        return heapq.merge(sorted(tasks, key=lambda each: each.place), gangs, key=lambda each: each.place)
+        return heapq.merge(sorted(tasks, key=lambda each: each.position), gangs, key=lambda each: each.position)
 
     def deserving(self, *, now: float, reserve_after_s: float) -> Iterator[Starving]:
         """Those of them for whom workers may be kept free: whose quota has room, and whose namespace is not to go after
@@ -344,33 +344,35 @@ class Scheduler:
         """
         starving = self.starving(now=now, reserve_after_s=reserve_after_s)
         if self._shares.bounded:
-            starving = (each for each in starving if self.order.has_quota(each.place, each.need, each.count))
+            starving = (each for each in starving if self.order.has_quota(each.position, each.need, each.count))
         if not self.is_shared:
             return starving
-        found = sorted(starving, key=lambda each: self.order.turn(each.place))
-        waiting = self._turns_of_others({each.place for each in found}) if found else set()
-        return (each for each in found if not self._is_preceded(each.place, waiting))
+        found = sorted(starving, key=lambda each: self.order.rank(each.position))
+        waiting = self._ranks_of_others({each.position for each in found}) if found else set()
+        return (each for each in found if not self._is_preceded(each.position, waiting))
 
-    def _turns_of_others(self, left_out: set[Place]) -> set[tuple[int, float, Namespace]]:
+    def _ranks_of_others(self, left_out: set[Position]) -> set[tuple[int, float, Namespace]]:
         lines = [
             line.heap[0] for line in list(self._lines.values()) if self._has_task(line) and self._is_in_quota(line)
         ]
         gangs = [
-            gang.place
+            gang.position
             for gang in self.gangs.by_job.values()
-            if not gang.is_held and self.order.has_quota(gang.place, gang.need, gang.count)
+            if not gang.is_held and self.order.has_quota(gang.position, gang.need, gang.count)
         ]
         return {
-            (*self.order.turn(place)[:2], place.job.namespace) for place in (*lines, *gangs) if place not in left_out
+            (*self.order.rank(position)[:2], position.job.namespace)
+            for position in (*lines, *gangs)
+            if position not in left_out
         }
 
-    def _is_preceded(self, place: Place, waiting: set[tuple[int, float, Namespace]]) -> bool:
+    def _is_preceded(self, position: Position, waiting: set[tuple[int, float, Namespace]]) -> bool:
         # Those of higher priorities may have workers that are kept free, so they need not be waited for.
-        band, share, _ = self.order.turn(place)
-        return any(each[0] == band and each[1] < share and each[2] != place.job.namespace for each in waiting)
+        band, share, _ = self.order.rank(position)
+        return any(each[0] == band and each[1] < share and each[2] != position.job.namespace for each in waiting)
 
     @property
-    def reserved(self) -> Place | None:
+    def reserved(self) -> Position | None:
         """The task, or the first of the gang, for which workers are kept free."""
         return self._reserved
 
@@ -378,32 +380,32 @@ class Scheduler:
         """Workers are kept free for it instead of for another, until it no longer waits, or `release`."""
         if self._reserved is not None:
             self.release()
-        self._reserved = starving.place
+        self._reserved = starving.position
         self.order.keep_quota(starving)
-        # A gang has no line of its own: a task with the same need is where its own place says.
-        self._reserved_need = starving.need if starving.place.job not in self.gangs.by_job else None
+        # A gang has no line of its own: a task with the same need is where its own position says.
+        self._reserved_need = starving.need if starving.position.job not in self.gangs.by_job else None
 
     def release(self) -> None:
         """No worker is kept free from now on: those that were may have room for what was not offered to them."""
         self._last_reserved, self._reserved, self._reserved_need = self._reserved, None, None
         self.on_room()
 
-    def is_behind_reserved(self, place: Place) -> bool:
+    def is_behind_reserved(self, position: Position) -> bool:
         """True when that task may not be offered to workers that are kept free."""
         reserved = self._reserved
         if reserved is None:
             return False
-        if place.job.namespace == reserved.job.namespace:
-            return place > reserved
-        # Also for one that has less, until the one that is reserved for has its place: else it might never have.
-        return self.order.band(place) >= self.order.band(reserved)
+        if position.job.namespace == reserved.job.namespace:
+            return position > reserved
+        # Also for one that has less, until the one that is reserved for is placed: else it might never be.
+        return self.order.band(position) >= self.order.band(reserved)
 
     def is_short_of_quota(self, starving: Starving) -> bool:
         """True when the quota has no room for it, beside what it has itself while it is out."""
-        place = starving.place
-        if (place.job, place.task) in self._out or self.gangs.is_offered(place.job):
+        position = starving.position
+        if (position.job, position.task) in self._out or self.gangs.is_offered(position.job):
             return False
-        return not self.order.has_quota(place, starving.need, starving.count)
+        return not self.order.has_quota(position, starving.need, starving.count)
 
     def _is_before_reserved(self, line: Line) -> bool:
         if line.need == self._reserved_need:
@@ -434,7 +436,7 @@ class Scheduler:
 
     def sanity_check(self) -> None:
         """Raise AssertionError when a waiting task is neither out nor in a line."""
-        lined = {(place.job, place.task) for line in self._lines.values() for place in line.heap}
+        lined = {(position.job, position.task) for line in self._lines.values() for position in line.heap}
         assert set(self._waiting) <= lined | set(self._out)  # noqa: S101
         assert set(self._out) <= set(self._waiting)  # noqa: S101
         assert set(self._since) == set(self._waiting)  # noqa: S101
@@ -447,9 +449,9 @@ class Scheduler:
             present[namespace] = present.get(namespace, 0) + 1
         assert self._present == present  # noqa: S101
         for namespace, kept in self.order.kept.items():
-            place = kept.place
-            assert place.job.namespace == namespace  # noqa: S101
-            assert (place.job, place.task) in self._waiting or place.job in self.gangs.by_job  # noqa: S101
+            position = kept.position
+            assert position.job.namespace == namespace  # noqa: S101
+            assert (position.job, position.task) in self._waiting or position.job in self.gangs.by_job  # noqa: S101
         reserved = self._reserved
         if reserved is not None:
             assert (reserved.job, reserved.task) in self._waiting or reserved.job in self.gangs.by_job  # noqa: S101

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fluster_bus.messages import Capacity, Namespace
 from fluster_services.capacity import has_counts
-from fluster_services.controller.scheduling.order import Place, Starving
+from fluster_services.controller.scheduling.order import Position, Starving
 from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.shares import Shares
 
@@ -24,15 +24,15 @@ class Line:
 
     need: Capacity
     namespace: Namespace
-    heap: list[Place] = field(default_factory=list)
+    heap: list[Position] = field(default_factory=list)
     closed: bool = False
     out: int = 0
     # Tasks of it that may be out at once. Where room is scarce it is one: of two that are out the later may come upon the
     # room that the earlier just missed.
     window: int = MAX_WINDOW
     accepted: int = 0  # in a row
-    taken: Place | None = None  # the last
-    turn: tuple[int, float] | None = None  # in which that was, where others had turns too
+    taken: Position | None = None  # the last
+    rank: tuple[int, float] | None = None  # at which that was taken, where namespaces share
     # Since when tasks behind its first one were placed, which found no room itself.
     overtaken_since: float | None = None
 
@@ -41,7 +41,7 @@ class Line:
 class Gang:
     """A gang that waits, or is held."""
 
-    place: Place
+    position: Position
     need: Capacity  # of each task
     count: int
     is_held: bool = False  # all its tasks are claimed; whether they start is not decided yet
@@ -56,19 +56,19 @@ class GangLine:
         self._shares = shares
         self.by_job: dict[JobKey, Gang] = {}
         # {namespace: heap of gangs}; those that are held or gone stay until they come up
-        self.not_overtaken: dict[Namespace, list[Place]] = {}
-        self._overtaken: list[Place] = []  # in the order; also those that are held
+        self.not_overtaken: dict[Namespace, list[Position]] = {}
+        self._overtaken: list[Position] = []  # in the order; also those that are held
 
     def put(self, gang: Gang) -> None:
         """A gang waits, for the first time or again after it was held."""
-        self.by_job[gang.place.job] = gang
-        heapq.heappush(self.not_overtaken.setdefault(gang.place.job.namespace, []), gang.place)
+        self.by_job[gang.position.job] = gang
+        heapq.heappush(self.not_overtaken.setdefault(gang.position.job.namespace, []), gang.position)
 
     def remove(self, gang: Gang) -> None:
         """A gang no longer waits."""
-        del self.by_job[gang.place.job]
+        del self.by_job[gang.position.job]
         if gang.overtaken_since is not None:
-            del self._overtaken[bisect.bisect_left(self._overtaken, gang.place)]
+            del self._overtaken[bisect.bisect_left(self._overtaken, gang.position)]
 
     def on_gathering(self, job: JobKey) -> None:
         """All its tasks are about to be offered."""
@@ -91,29 +91,29 @@ class GangLine:
         gang = self.by_job.get(job)
         return gang is not None and bool(gang.out)
 
-    def note_overtaken(self, is_overtaken: Callable[[Place], bool], *, now: float) -> None:
-        """Something was placed: the gangs before it for which `is_overtaken(place)` have been overtaken."""
+    def note_overtaken(self, is_overtaken: Callable[[Position], bool], *, now: float) -> None:
+        """Something was placed: the gangs before it for which `is_overtaken(position)` have been overtaken."""
         for heap in self.not_overtaken.values():
             while heap and is_overtaken(heap[0]):
                 passed = heapq.heappop(heap)
                 gang = self.by_job.get(passed.job)
-                if gang is None or gang.place != passed:
-                    continue  # it is gone, and its job may have another place by now
+                if gang is None or gang.position != passed:
+                    continue  # it is gone, and its job may have another position by now
                 if not gang.is_held and gang.overtaken_since is None:
                     gang.overtaken_since = now
-                    bisect.insort(self._overtaken, gang.place)
+                    bisect.insort(self._overtaken, gang.position)
 
     def starving(self, *, now: float, reserve_after_s: float) -> Iterator[Starving]:
         """Those that have been overtaken for too long, in the order."""
         return (
-            Starving(gang.place, gang.need, gang.count)
-            for gang in (self.by_job[place.job] for place in self._overtaken)
+            Starving(gang.position, gang.need, gang.count)
+            for gang in (self.by_job[position.job] for position in self._overtaken)
             if gang.overtaken_since is not None and not gang.is_held and now - gang.overtaken_since >= reserve_after_s
         )
 
     def sanity_check(self) -> None:
         """Raise AssertionError when the overtaken ones are not those that say so, in the order."""
-        overtaken = [gang.place for gang in self.by_job.values() if gang.overtaken_since is not None]
+        overtaken = [gang.position for gang in self.by_job.values() if gang.overtaken_since is not None]
         assert self._overtaken == sorted(overtaken)  # noqa: S101
 
 

@@ -103,8 +103,8 @@ class Deadlines:
 
     def forget(self, namespace: Namespace) -> None:
         """The namespace is gone."""
-        for place in [place for place in self._timers if place[0].namespace == namespace]:
-            self._timers.pop(place).cancel()
+        for position in [position for position in self._timers if position[0].namespace == namespace]:
+            self._timers.pop(position).cancel()
 
     def _give_up_later(self, delay_s: float, key: JobKey, task: TaskRecord) -> None:
         timer = asyncio.get_running_loop().call_later(delay_s, self._give_up, key, task)
@@ -113,7 +113,7 @@ class Deadlines:
     def _give_up(self, key: JobKey, task: TaskRecord) -> None:
         self._timers.pop((key, task.task), None)
         row = self._job_index.present(key, task)
-        if row is not None and self._dispatch.awaits_turn(key, task.task):
+        if row is not None and self._dispatch.awaits_slot(key, task.task):
             self._give_up_later(task.scheduling_timeout_s or 0.0, key, task)  # it is not workers that it waits for
         elif row is not None:
             job = self._job_index.get(key)
