@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
@@ -187,7 +188,8 @@ async def _main(
             os.close(descriptor)
         log.info("%s is ready at %s", name, address)  # a reader of the log may count on what is above
 
-    while (bus := await _connect(address, name, leaving)) is not None:
+    addresses = [address]
+    while (bus := await _connect(addresses, name, leaving)) is not None:
         serving = asyncio.create_task(serve(bus, ready))
         lost = asyncio.Event()
         bus.on_end(lost.set)  # by the server's word, as when these credentials are revoked: the next connect tells
@@ -208,6 +210,7 @@ async def _main(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            addresses[1:] = [bus.group_address]  # that of a server may have gone meanwhile
             await bus.close()
         if over:
             break
@@ -240,10 +243,15 @@ async def _show_life(bus: Bus, is_ready: asyncio.Event, file: Path | None) -> No
         await asyncio.sleep(_SIGN_OF_LIFE_S)
 
 
-async def _connect(address: BusAddress, name: str, leaving: asyncio.Event) -> Bus | None:
-    """A connection, however long the server takes to come up; None when asked to leave meanwhile."""
+async def _connect(addresses: Sequence[BusAddress], name: str, leaving: asyncio.Event) -> Bus | None:
+    """A connection, tried at one of the addresses after the other, however long servers take to come up.
+
+    None when asked to leave meanwhile.
+    """
     waits, say_at, backoff = False, 0.0, Backoff(_FIRST_CONNECT_PAUSE_S, _LAST_CONNECT_PAUSE_S)
-    while not leaving.is_set():
+    for address in itertools.cycle(addresses):
+        if leaving.is_set():
+            break
         try:
             bus = await Bus.connect(address, name=name)
         except CredentialsError as error:

@@ -178,3 +178,12 @@ def test_an_environment_that_names_nothing_or_nonsense_says_which_variable(tmp_p
         BusAddress.from_environment(
             {"FLUSTER_CLUSTER_ADDRESS": "nats://h", "FLUSTER_CREDENTIALS": str(tmp_path / "absent")}
         )
+
+
+def test_servers_that_others_tell_of_are_added_once_and_what_is_none_is_left_out() -> None:
+    address = BusAddress("tls://here:4223", "u", "p")
+    more = address.with_servers(["there:4222", "here:4223", "[::1]:4224", "bad host:1", "a:b:c", "", "x:99999999"])
+    assert more.servers == ["tls://here:4223", "tls://there:4222", "tls://[::1]:4224"]
+    assert (more.user, more.password) == ("u", "p")
+    assert address.with_servers(["here:4223"]) is address
+    assert len(address.with_servers(f"h{number}:4222" for number in range(1000)).servers) == 32

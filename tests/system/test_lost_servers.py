@@ -163,3 +163,24 @@ async def test_no_attempt_ends_with_a_server(family: Family, tmp_path: Path, mon
             for number in others:
                 group.start(number)
             load.goes_on()
+
+
+async def test_a_controller_leads_whose_own_server_is_lost(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands by at another server of the group by then, and makes each further connection there too."""
+    for name, value in PINGS.items():
+        monkeypatch.setenv(name, value)
+    with Daemons(tmp_path, family, timing=TIMING) as daemons, group_of_servers(tmp_path) as group:
+        daemons.start_controller("c0", address=group.address(0, Role.SERVICE))
+        daemons.start_controller("c1", address=group.address(1, Role.SERVICE))
+        jobs = {DEFAULT: group.address(2, Role.JOB, DEFAULT)}
+        daemons.start_worker("w1", address=group.address(2, Role.SERVICE), job_credentials=jobs)
+        await _asked(group, _are_copied)
+        with Cluster(group.address(2, Role.OPERATOR)) as client, _load(client) as load:
+            load.goes_on(4)
+            group.kill(1)
+            load.goes_on(4)
+            daemons.kill("c0")
+            load.goes_on(4)
+            assert "c1 leads" in daemons.log("c1")

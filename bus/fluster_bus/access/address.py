@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -34,6 +34,7 @@ _USER = re.compile(r"[^\s.*>\x00-\x1f]{1,256}")
 _ANYBODY = "anybody"  # stands for the user of a server that asks for none
 _PRIVATE = 0o600
 _MAX_FILE_BYTES = 1 << 16
+_MAX_SERVERS = 32  # that others are added to
 _PROOFS = ("user", "password", "token", "seed")
 _CA = "ca"
 _KEYS = {"url", *_PROOFS, _CA}
@@ -72,6 +73,19 @@ class BusAddress:
     def servers(self) -> list[str]:
         """The URL of each server, without credentials."""
         return self.url.split(",")
+
+    def with_servers(self, found: Iterable[str]) -> Self:
+        """This address with more servers of the same group, `found` as host:port; what is none is left out, as are too many."""
+        scheme = self.url.partition("://")[0]
+        servers = self.servers
+        for each in found:
+            try:
+                url = _server(f"{scheme}://{each}", each)
+            except AddressError:
+                continue  # the servers told it of each other: it ends nothing here
+            if url not in servers and len(servers) < _MAX_SERVERS:
+                servers.append(url)
+        return self if servers == self.servers else replace(self, url=",".join(servers))
 
     @property
     def may_encrypt(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import re
 import secrets
 from collections.abc import Callable, Coroutine
@@ -17,9 +18,9 @@ from fluster_bus.connection.nats_client import NO_LIMIT, QuickClient
 from fluster_bus.connection.nats_errors import connect_error, is_refusal
 from fluster_bus.core import subjects
 from fluster_bus.core.delivery import Delivery
-from fluster_bus.core.errors import BusError, ClosedError, CredentialsError, DisconnectedError
+from fluster_bus.core.errors import BusError, ClosedError, ConnectError, CredentialsError, DisconnectedError
 from fluster_bus.direct.pulse import PingTiming
-from fluster_bus.running.coroutines import SpawnedTasks
+from fluster_bus.running.coroutines import SpawnedTasks, retried
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -146,6 +147,24 @@ class Connection:
             await made._nats.close()
             raise
         return made
+
+    @property
+    def group_address(self) -> BusAddress:
+        """Its address with the servers of which those of the group have told it: each may be there when its own are not."""
+        return self.address.with_servers(server.netloc for server in self._nats.discovered_servers)
+
+    async def connect_beside(self, name: str) -> Self:
+        """Another connection of the same user, however long it takes until a server of the group can be reached.
+
+        The servers of its own address come first: not each that they name need be reachable from here. Raises CredentialsError.
+        """
+        attempts = itertools.count()
+
+        async def connect(_left_s: float) -> Self:
+            address = self.group_address if next(attempts) % 2 else self.address
+            return await self.connect(address, name=name)
+
+        return await retried(connect, on=(ConnectError,), timeout_s=math.inf)
 
     async def _open(self) -> None:
         await self._nats.connect(

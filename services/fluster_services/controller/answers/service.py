@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import TYPE_CHECKING
 
 from fluster_bus.connection.bus import Bus, Request
 from fluster_bus.connection.services_api import Announcement, ServedEndpoint
 from fluster_bus.connection.serving import Answer
 from fluster_bus.core import subjects
-from fluster_bus.core.errors import BusyError, ConnectError, ServiceError, WireVersionError
+from fluster_bus.core.errors import BusyError, ServiceError, WireVersionError
 from fluster_bus.core.stream_bounds import object_limits
 from fluster_bus.core.version import VERSION
 from fluster_bus.messages import (
@@ -36,7 +35,6 @@ from fluster_bus.messages.nodes import WorkerQuery
 from fluster_bus.messages.parts.wire_range import SPOKEN, why_apart
 from fluster_bus.messages.stacks import TaskStackRequest
 from fluster_bus.messages.workers import JoinRequest
-from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.objects import MAX_OBJECT_BYTES
 from fluster_bus.storage.stored_calls import drop_calls
 from fluster_services.controller.answers.endpoint_requests import EndpointRequests
@@ -97,10 +95,7 @@ class ControllerService:
 
     async def run(self, serving: asyncio.Event) -> None:
         """Answer, until cancelled; `serving` is set once requests are heard."""
-        address, name = self._shared_bus.address, f"{self._shared_bus.name}-requests"
-        self._bus = await retried(
-            lambda _left_s: Bus.connect(address, name=name), on=(ConnectError,), timeout_s=math.inf
-        )
+        self._bus = await self._shared_bus.connect_beside(f"{self._shared_bus.name}-requests")
         try:
             await self._listen()
             await self._bus.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from fluster_bus.connection.bus import Bus
 from fluster_bus.connection.carrier import wait_to_retry
-from fluster_bus.core.errors import BusError, ConnectError, RevisionConflictError
+from fluster_bus.core.errors import BusError, RevisionConflictError
 from fluster_bus.messages import Endpoint, JobRecord, Namespace, TaskRecord
-from fluster_bus.running.coroutines import TimeSlices, retried
+from fluster_bus.running.coroutines import TimeSlices
 from fluster_bus.storage.feeds import CaughtUp
 from fluster_bus.storage.registry import Registry
 from fluster_bus.storage.tables import Deleted, Row, Unreadable
@@ -60,10 +59,7 @@ class RegistrySweep:
 
     async def stay_open(self) -> None:
         """Connect, as soon as that is possible, until cancelled."""
-        address, name = self._shared_bus.address, f"{self._shared_bus.name}-registry"
-        self._bus = await retried(
-            lambda _left_s: Bus.connect(address, name=name), on=(ConnectError,), timeout_s=math.inf
-        )
+        self._bus = await self._shared_bus.connect_beside(f"{self._shared_bus.name}-registry")
         self._is_open.set()
         try:
             await asyncio.Event().wait()
