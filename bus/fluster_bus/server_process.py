@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fluster_bus.core.errors import ServerStartError
+from fluster_bus.running.prctl import DIES_WITH_OWNER
 
 BINARY_VARIABLE = "FLUSTER_NATS_SERVER"
 LOOPBACK = "127.0.0.1"
@@ -29,22 +30,16 @@ _PORTS = range(20_000, 32_768)
 PORT_ATTEMPTS = 20
 _TAIL_BYTES = 16 << 10
 
-# What runs between fork and exec, as a program of its own: code in the forked child of a process with threads may wait
-# for ever for a lock that no thread will release. It ties the server's life to ours where the system can (Linux), and
-# turns the file in which the server tells its ports into the pipe from which we read that it is ready.
-_LAUNCHER = """
-import os, sys
-owner, ready, ports_dir, binary, *arguments = sys.argv[1:]
-if sys.platform == "linux":
-    import ctypes
-    PR_SET_PDEATHSIG, SIGKILL = 1, 9
-    if ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) != 0:
-        sys.exit("prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != int(owner):
-        sys.exit("its owner is gone")
+# What runs between fork and exec. It ties the server's life to ours where the system can (Linux), and turns the file in
+# which the server tells its ports into the pipe from which we read that it is ready.
+_LAUNCHER = (
+    DIES_WITH_OWNER
+    + """
+ready, ports_dir, binary, *arguments = arguments
 os.symlink(f"/dev/fd/{ready}", f"{ports_dir}/{os.path.basename(binary)}_{os.getpid()}.ports")
 os.execv(binary, [binary, *arguments])
 """
+)
 
 
 def find_binary() -> Path:

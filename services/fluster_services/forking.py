@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from fluster_services.shared_memory import keep_shared
+from fluster_services.immortal_objects import keep_shared
 
 _DISABLE_PLUGINS, _ALL = "PYDANTIC_DISABLE_PLUGINS", "__all__"
 

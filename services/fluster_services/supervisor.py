@@ -14,7 +14,6 @@ imported above.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -32,6 +31,7 @@ from pathlib import Path
 from fluster.local_setup import ADDRESS_FILE, LocalSetup, LocalStarted
 from fluster_bus.core.errors import FlusterError, InvalidMessageError
 from fluster_bus.core.roles import MAX_PAYLOAD_BYTES, Role
+from fluster_bus.running.prctl import become_subreaper, set_process_name
 from fluster_bus.server import MIN_FREE_BYTES, EmbeddedServer
 from fluster_services import cluster_files
 from fluster_services.config import LocalLimits
@@ -39,12 +39,10 @@ from fluster_services.forking import import_kept, run_and_exit
 from fluster_services.local_daemons import FOR_ALL, FOR_VMS, FOR_WORKERS, Daemon, LocalDaemons, read_limits
 from fluster_services.local_users import AddedUsers, added_before
 from fluster_services.worker.linux.killing import kill_descendants
-from fluster_services.worker.linux.processes import set_process_name
 
 _LEAVE_TIMEOUT_S, _VMS_LEAVE_TIMEOUT_S = 5.0, 15.0
 _SERVER_PAUSE_S = 5.0  # before it is tried again to start a server that could not be
 _LOOK_AT_DISK_S = 2.0
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class DiskRecovery:
@@ -94,7 +92,7 @@ class Supervisor:
         signal.set_wakeup_fd(self._wake)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)  # the wake-up pipe tells
-        _become_subreaper()
+        become_subreaper()  # of keepers whose worker died, so that it knows when all are gone
         deadline = time.monotonic() + self.setup.start_timeout_s
         self.server.start(timeout_s=self.setup.start_timeout_s, meanwhile=lambda: import_kept(*FOR_ALL))
         self._users.write_all()
@@ -307,12 +305,6 @@ def _no_children() -> bool:
                 return False
         except ChildProcessError:
             return True
-
-
-def _become_subreaper() -> None:
-    """Have keepers whose worker died become children of this process, so that it knows when all are gone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _read_setup(leash: int) -> LocalSetup:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fluster_bus.running.fence_clock import fence_clock
+from fluster_bus.running.fence_clock import boot_id, fence_clock
 from fluster_services.worker.contract.attempt_directory import (
     KEEPER_FILE,
     SPEC_FILE,
@@ -23,7 +23,6 @@ from fluster_services.worker.contract.attempt_directory import (
 from fluster_services.worker.keeper import watchdog
 from fluster_services.worker.keeper.leftovers import kill_keeper
 from fluster_services.worker.keeper.watchdog import Watchdog
-from fluster_services.worker.linux.processes import boot_id
 from tests.waiting import wait_until
 
 LATER_S = 60.0

@@ -24,6 +24,7 @@ from fluster_bus.messages import parse_size
 from fluster_bus.payloads.arena import Arena, Lent, Reference, Span
 from fluster_bus.payloads.mappings import Mapping, Mappings
 from fluster_bus.payloads.pickles import Pickled
+from fluster_bus.running.fence_clock import boot_id
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +188,6 @@ def _memory() -> int:
 def measured_place() -> str | None:
     """Names those processes that can open each other's arenas: of one boot, one view of processes, and one user."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         spaces = [Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("pid", "user")]
         if Path("/proc/self/fd").stat().st_uid != os.geteuid():
             return None  # the system hides it from its own user
@@ -196,7 +196,7 @@ def measured_place() -> str | None:
         rights = [line for line in status.splitlines() if line.startswith("CapPrm")]
     except OSError:
         return None
-    whole = f"{boot} {spaces} {os.geteuid()} {rights}"
+    whole = f"{boot_id()} {spaces} {os.geteuid()} {rights}"
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 

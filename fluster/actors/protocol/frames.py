@@ -15,10 +15,10 @@ import json
 import pickle
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fluster_bus.core.errors import InvalidMessageError
+from fluster_bus.running.fence_clock import boot_id
 
 T = TypeVar("T")
 
@@ -55,14 +55,7 @@ class Moment(NamedTuple):
         return Moment(self.boot, self.monotonic + seconds, self.wall + seconds)
 
 
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:  # no Linux: the wall clock has to do
-        return ""
-
-
-_BOOT = _boot_id()
+_BOOT = boot_id()  # empty outside Linux: the wall clock has to do
 
 
 def now() -> Moment:

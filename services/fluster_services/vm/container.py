@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fluster_bus.messages import Capacity, WorkerId
+from fluster_bus.running.fence_clock import boot_id
 from fluster_services.worker.contract.container import (
     NOBODY,
     OWN_MINOR,
@@ -22,7 +23,7 @@ from fluster_services.worker.contract.container import (
     secret_places,
 )
 from fluster_services.worker.linux.limits import MAX_PIDS, MIN_QUOTA_US, PERIOD_US
-from fluster_services.worker.linux.processes import boot_id, start_ticks
+from fluster_services.worker.linux.processes import start_ticks
 
 VM_LABEL = "fluster.vm"
 OWNER_LABEL = "fluster.vm.owner"

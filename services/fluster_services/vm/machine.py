@@ -17,10 +17,11 @@ import sys
 import time
 from contextlib import suppress
 
+from fluster_bus.running.prctl import become_subreaper, set_process_name
 from fluster_services.forking import run_and_exit
 from fluster_services.worker.__main__ import run_worker
 from fluster_services.worker.contract.config import WorkerConfig
-from fluster_services.worker.linux.processes import become_subreaper, descendants, set_process_name
+from fluster_services.worker.linux.processes import descendants
 from fluster_services.worker.presence.detection import detect_host
 
 _LEASH = 0

@@ -12,6 +12,7 @@ from typing import Self
 from pydantic import Field
 
 from fluster_bus.messages.parts.model import Message, is_carried
+from fluster_bus.running.fence_clock import boot_id
 
 # What decides which programs, and which Python, a shell finds.
 SEARCH_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
@@ -63,9 +64,6 @@ class Origin(Message):
 @functools.cache
 def _host() -> str:
     """Names this machine and its file system: containers of one machine have the same boot, and different files."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:  # not Linux
-        boot = socket.gethostname()
+    boot = boot_id() or socket.gethostname()
     root = Path("/").stat()
     return f"{boot}-{root.st_dev}-{root.st_ino}"

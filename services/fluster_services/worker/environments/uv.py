@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fluster_bus.running.prctl import DIES_WITH_OWNER
 from fluster_services.worker.contract.attempt_directory import INHERITED_VARIABLES
 from fluster_services.worker.contract.faults import MAX_LINE_BYTES, BuildError, BuildOutput, without_codes
 from fluster_services.worker.contract.spool import LineCutter
@@ -21,24 +22,16 @@ _ASKED_S = 10.0
 # What chooses the environment that uv works on: that is said in each command.
 _NOT_INHERITED = frozenset({"VIRTUAL_ENV", "UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_PROJECT_ENVIRONMENT", "UV_NO_PROJECT"})
 
-# What runs between fork and exec, as a program of its own, since code in the forked child of a process with threads may
-# wait for ever: have uv die with the worker, where the system can do that.
-_LAUNCHER = """
-import os, sys
-owner, *command = sys.argv[1:]
+# What runs between fork and exec: has uv die with the worker, where the system can do that.
+_LAUNCHER = f"""{DIES_WITH_OWNER}
 if sys.platform == "linux":
-    import ctypes
-    PR_SET_PDEATHSIG, SIGKILL = 1, 9
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
-    if os.getppid() != int(owner):
-        sys.exit("the worker is gone")
     # Requirements are a tenant's words, and building a package runs its code: a file without end is not read into all of the memory.
     import resource
     most = max(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4, 4 << 30)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-os.execv(command[0], command)
+os.execv(arguments[0], arguments)
 """
 
 

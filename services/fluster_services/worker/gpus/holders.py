@@ -14,15 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fluster_bus.running.fence_clock import boot_id
 from fluster_services.worker.gpus.inventory import GpuProcess
 from fluster_services.worker.gpus.locks import NOTE_BEGIN
-from fluster_services.worker.linux.processes import (
-    boot_id,
-    leftovers,
-    process_owner,
-    process_state,
-    started_since_boot_s,
-)
+from fluster_services.worker.linux.processes import leftovers, process_owner, process_state, started_since_boot_s
 
 _VERSION = 1
 _FIRST_NAMESPACE = 0xEFFFFFFC  # of the machine itself: from there all processes are seen
@@ -71,7 +66,7 @@ class Holder:
             tuple(groups),
             container,
             engine,
-            boot_id=boot_id() or "",
+            boot_id=boot_id(),
             uid=os.getuid(),
             pid_namespace=own_namespace(),
             nonce=secrets.token_hex(8),
@@ -159,7 +154,7 @@ def look_for(
     """What there is of a holder at this moment; `processes` are those on its GPU, None where the driver does not tell."""
     sees_all = holder.pid_namespace == own_namespace()
     return Traces(
-        same_boot=holder.boot_id == (boot_id() or ""),
+        same_boot=holder.boot_id == boot_id(),
         pids=_own_pids(holder) if sees_all else None,
         group_pids=_group_pids(holder.groups) if sees_all else None,
         container=has_container(holder) if holder.container else None,

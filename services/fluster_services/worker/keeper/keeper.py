@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fluster_bus.running.fence_clock import fence_clock
+from fluster_bus.running.prctl import become_subreaper, set_process_name
 from fluster_services.worker.contract.attempt_directory import (
     CONTAINER_FILE,
     ERROR_FILE,
@@ -45,11 +46,9 @@ from fluster_services.worker.linux.killing import Killing, kill_descendants
 from fluster_services.worker.linux.processes import (
     KEEPER_SIGNALS,
     be_quiet,
-    become_subreaper,
     close_fds_except,
     descendants,
     reset_signals,
-    set_process_name,
     signal_pipe,
 )
 from fluster_services.worker.linux.timers import Timers

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from fluster.progress_file import DIRECTORY_VARIABLE
+from fluster_bus.running.fence_clock import boot_id
 from fluster_services.worker.contract.attempt_directory import (
     KEEPER_FILE,
     ExitRecord,
@@ -27,7 +28,7 @@ from fluster_services.worker.contract.attempt_directory import (
 from fluster_services.worker.contract.task_errors import bounded, plain
 from fluster_services.worker.linux import cgroups
 from fluster_services.worker.linux.killing import BY_FORCE
-from fluster_services.worker.linux.processes import boot_id, descendants, leftovers, process_state
+from fluster_services.worker.linux.processes import descendants, leftovers, process_state
 
 _MAX_REASON_CHARACTERS = 2_000
 _MAX_LINES, _MAX_LINE_CHARACTERS = 20, 4_000

@@ -26,18 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from fluster_bus.running.fence_clock import fence_clock
+from fluster_bus.running.prctl import set_process_name
 from fluster_services.forking import import_own, run_and_exit
-from fluster_services.shared_memory import keep_shared
+from fluster_services.immortal_objects import keep_shared
 from fluster_services.worker.contract.faults import NO_ROOM, AlreadyStartedError, LaunchError, WorkerFaultError
 from fluster_services.worker.keeper import keeper
 from fluster_services.worker.keeper.watchdog import Watchdog
-from fluster_services.worker.linux.processes import (
-    be_quiet,
-    close_fds_except,
-    handled_signals,
-    reset_signals,
-    set_process_name,
-)
+from fluster_services.worker.linux.processes import be_quiet, close_fds_except, handled_signals, reset_signals
 from fluster_services.worker.linux.timers import Alarm
 from fluster_services.worker.task.task_process import freshen_interpreter
 from fluster_services.worker.task.task_start import take_draft

@@ -24,23 +24,10 @@ from pathlib import Path
 _EXECUTING_S = 5.0  # in which a process has executed a program: with a CPU of its own it takes a ten-thousandth of that
 _EXECUTING_PAUSE_S = 0.0005
 _IS_LINUX = sys.platform.startswith("linux")
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
 _MNT_DETACH = 2
 # Loaded at import, so that a freshly forked process does not have to.
 _LIBC = ctypes.CDLL(None, use_errno=True) if _IS_LINUX else None
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip() if _IS_LINUX else None
 _EXECUTABLE_MAGIC = b"\x7fELF"
-
-
-def _prctl(option: int, argument: int | bytes) -> None:
-    if _LIBC is None:
-        return
-    value = ctypes.c_char_p(argument) if isinstance(argument, bytes) else ctypes.c_ulong(argument)
-    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"prctl({option}): {os.strerror(error)}")
 
 
 def raise_descriptor_limit() -> None:
@@ -48,21 +35,6 @@ def raise_descriptor_limit() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS refuses to go as far as it says
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def become_subreaper() -> None:
-    """Become the parent of every orphaned descendant, so that none of them gets out of sight."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with_parent(signal_number: int) -> None:
-    """Have the kernel send this process `signal_number` when its parent dies."""
-    _prctl(_PR_SET_PDEATHSIG, signal_number)
-
-
-def set_process_name(name: str) -> None:
-    """Show this process as `name` (15 bytes at most) in ps and top."""
-    _prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def detach(place: Path) -> None:
@@ -209,11 +181,6 @@ def process_owner(pid: int) -> int | None:
         return Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         return None
-
-
-def boot_id() -> str | None:
-    """Return what tells this boot of the machine from all others."""
-    return _BOOT_ID
 
 
 def oom_kill_count() -> int | None:

@@ -21,11 +21,11 @@ from fluster_bus.messages import Capacity
 from fluster_bus.messages.nodes import MAX_NODE_GPUS, NodeGpu, NodeInfo
 from fluster_bus.messages.parts.counted import as_counts
 from fluster_bus.messages.parts.resources import as_words
+from fluster_bus.running.fence_clock import boot_id
 from fluster_services.config import CacheLimits
 from fluster_services.worker.environments.folder_cache import stored_bytes
 from fluster_services.worker.gpus.inventory import GpuInventory
 from fluster_services.worker.gpus.reader import GpuReader, with_visible
-from fluster_services.worker.linux.processes import boot_id
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def describe_node(
     except OSError:  # others report that the folder cannot be used
         disk = 0
     return NodeInfo(
-        machine=boot_id() or "",
+        machine=boot_id(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}"[:_MAX_TEXT],
         cpus=os.cpu_count() or 0,
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fluster_bus.running.prctl import die_with_parent, set_process_name
 from fluster_services.worker.contract.attempt_directory import (
     CONTAINER_FILE,
     PAYLOAD_FILE,
@@ -40,7 +41,7 @@ from fluster_services.worker.engine.engine import (
     told,
 )
 from fluster_services.worker.linux.killing import BY_FORCE
-from fluster_services.worker.linux.processes import KEEPER_SIGNALS, die_with_parent, reset_signals, set_process_name
+from fluster_services.worker.linux.processes import KEEPER_SIGNALS, reset_signals
 from fluster_services.worker.task.progress_pipe import leave_word
 from fluster_services.worker.task.task_process import (
     EXIT_NOT_EXECUTABLE,

@@ -24,6 +24,7 @@ from fluster.breakpoints import with_hook
 from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster.remote_errors.readable_errors import add_remedy, from_user_code
 from fluster.tracing import continue_trace
+from fluster_bus.running.prctl import die_with_parent, set_process_name
 from fluster_services.worker.contract.attempt_directory import (
     ERROR_FILE,
     INHERITED_VARIABLES,
@@ -41,10 +42,8 @@ from fluster_services.worker.linux import cgroups
 from fluster_services.worker.linux.processes import (
     KEEPER_SIGNALS,
     close_fds_except,
-    die_with_parent,
     handled_signals,
     reset_signals,
-    set_process_name,
     spawn,
 )
 from fluster_services.worker.task.interpreter_end import end_interpreter

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from fluster_bus.running.fence_clock import boot_id
 from fluster_services.worker.contract.attempt_directory import (
     KEEPER_FILE,
     SOCKET_FILE,
@@ -22,7 +23,6 @@ from fluster_services.worker.contract.attempt_directory import (
     append_json,
     from_json,
 )
-from fluster_services.worker.linux.processes import boot_id
 from fluster_services.worker.task.container_task import run_container
 from fluster_services.worker.task.task_process import run_task, spawn_task
 

@@ -9,7 +9,7 @@ import pytest
 
 _LOOK_AT_ALL = """
 import asyncio, email.message, gc, http.client, os, sys, unittest
-from fluster_services.shared_memory import keep_shared
+from fluster_services.immortal_objects import keep_shared
 
 def copied_kib():
     with open("/proc/self/smaps_rollup") as lines:
@@ -31,7 +31,7 @@ os.waitpid(pid, 0)
 
 _END = """
 import gc, os
-from fluster_services.shared_memory import keep_shared
+from fluster_services.immortal_objects import keep_shared
 
 def generate():
     try:
