@@ -3,6 +3,10 @@
 A page is shared until a process writes to it, and Python writes to each object that it so much as looks at: its count of references. CPython
 has objects whose count is never touched, None being one, as they never end (PEP 683, Python 3.12). Modules, classes, functions and their
 code do not end before their process either; so they are made like None.
+
+It is done by ctypes, as CPython has no way for objects that others refer to: its PyUnstable_SetImmortal (3.15) takes only those that were just
+made. So the module makes sure by probes that it writes where CPython counts (`_immortal_count`), does without where it does not, and a test
+fails on a release of CPython where that is so.
 """
 
 from __future__ import annotations
