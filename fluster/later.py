@@ -20,12 +20,15 @@ def import_later(*modules: str) -> None:
 
 
 def import_now() -> None:
-    """For a process that has to wait anyway, or is about to be copied."""
+    """Import them, and build the messages that they use, in a process that has to wait anyway or is about to be copied."""
     collects = gc.isenabled()
     gc.disable()  # nothing of a module is garbage
     try:
         for name in _later:  # all, also when another thread is at it; these may name more
             importlib.import_module(name)
+        from fluster_bus.messages.parts.model import build_all
+
+        build_all()
     finally:
         if collects:
             gc.enable()

@@ -261,7 +261,9 @@ def outcomes(tried: Sequence[Mutant], *, processes: int, minutes: float) -> Iter
     import pydantic
     import pytest
 
-    import fluster_bus.messages  # it imports none of CORES
+    import fluster_bus.messages.namespaces  # these import none of CORES
+    import fluster_bus.messages.requests
+    import fluster_bus.messages.worker_service
 
     del hypothesis, pydantic, pytest, fluster_bus  # imported once, for all that are forked
     waiting, running = deque(tried), dict[int, Mutant]()

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 import_later(
     "fluster_bus.connection.bus",
-    "fluster_bus.messages",
+    "fluster_bus.messages.requests",
     "fluster_bus.storage.registry",
     "fluster.cluster.jobs.job_states",
     "fluster.cluster.jobs.job_wait",

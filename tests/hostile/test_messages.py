@@ -19,7 +19,7 @@ from fluster_services import lifecycle
 KINDS = sorted(
     (
         kind
-        for kind in vars(messages).values()
+        for kind in (getattr(messages, name) for name in messages.__all__)
         if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
     ),
     key=lambda kind: kind.__name__,

@@ -11,13 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import fluster
-
-SOURCE = Path(fluster.__file__).read_text(encoding="utf-8")
-
+import fluster_bus.messages
 
 _SDK = """
     Cluster LocalCluster AsyncCluster current_cluster
@@ -28,21 +27,23 @@ _SDK = """
 """
 
 
-def _imported_for_type_checkers() -> dict[str, str]:
+def _imported_for_type_checkers(package: ModuleType) -> dict[str, str]:
     """{name: module} as type checkers see it."""
+    source = Path(package.__file__ or "").read_text(encoding="utf-8")
     return {
         alias.name: node.module or ""
-        for node in ast.walk(ast.parse(SOURCE))
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fluster")
         for alias in node.names
     }
 
 
-def test_every_public_name_is_what_type_checkers_take_it_for() -> None:
-    imported = _imported_for_type_checkers()
-    assert sorted(imported) == sorted(fluster.__all__)
+@pytest.mark.parametrize("package", [fluster, fluster_bus.messages])
+def test_every_public_name_is_what_type_checkers_take_it_for(package: ModuleType) -> None:
+    imported = _imported_for_type_checkers(package)
+    assert sorted(imported) == sorted(package.__all__)
     for name, module in imported.items():
-        assert getattr(fluster, name) is getattr(sys.modules[module], name), name
+        assert getattr(package, name) is getattr(sys.modules[module], name), name
 
 
 def test_the_names_of_the_sdk_are_all_there() -> None:
@@ -69,6 +70,16 @@ def test_names_come_by_a_star_import_too() -> None:
 
 def test_the_command_line_starts_without_the_sdk() -> None:
     script = "import sys, fluster.cli; print([name for name in ('pydantic', 'nats', 'anyio') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_client_of_jobs_imports_none_of_the_messages_of_workers() -> None:
+    script = """
+import sys
+from fluster.cluster.jobs import job_logs, job_requests, submissions
+print([name for name in ("namespaces", "nodes", "worker_service", "workers") if f"fluster_bus.messages.{name}" in sys.modules])
+"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -135,7 +146,7 @@ def _methods(thing: type | Callable[..., object]) -> Iterator[tuple[str, Callabl
         yield thing.__name__, thing
         return
     for each in thing.__mro__:
-        for name, value in vars(each).items() if _is_ours(each.__module__) else ():
+        for name, value in list(vars(each).items()) if _is_ours(each.__module__) else ():
             found = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
             if inspect.isfunction(found) and (not name.startswith("_") or name in _SPECIAL):
                 yield f"{thing.__name__}.{name}", inspect.unwrap(found)

@@ -16,14 +16,14 @@ from fluster_bus.core.errors import (
     StreamNotFoundError,
 )
 from fluster_bus.messages.endpoints import ActorSeat, Endpoint, HandledCalls, SavedState
-from fluster_bus.messages.namespaces import NamespaceRecord
 from fluster_bus.messages.parts.model import Message
 from fluster_bus.messages.records import Fence, JobRecord, Leader, TaskRecord
-from fluster_bus.messages.workers import IssuedWorkers, JoinedWorker, JoinTokenRecord, WorkerInfo
 from fluster_bus.storage.tables import Table, sequence_of_ack
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # messages that only services and operators use are imported by what reads them
     from fluster_bus.connection.bus import Bus
+    from fluster_bus.messages.namespaces import NamespaceRecord
+    from fluster_bus.messages.workers import IssuedWorkers, JoinedWorker, JoinTokenRecord, WorkerInfo
 
 Record = TypeVar("Record", bound=Message)
 
@@ -97,6 +97,8 @@ def fences_table(bus: Bus, namespace: str) -> Table[Fence]:
 
 def workers_table(bus: Bus) -> Table[WorkerInfo]:
     """The workers that have registered."""
+    from fluster_bus.messages.workers import WorkerInfo
+
     return Table(
         bus,
         buckets.WORKERS_BUCKET,
@@ -107,6 +109,7 @@ def workers_table(bus: Bus) -> Table[WorkerInfo]:
 
 def namespaces_table(bus: Bus) -> Table[NamespaceRecord]:
     """The namespaces of the cluster, each under its name. Only services and operators may read or write them."""
+    from fluster_bus.messages.namespaces import NamespaceRecord
 
     def read(key: str, data: bytes) -> NamespaceRecord:
         record = NamespaceRecord.from_json(data)
@@ -123,16 +126,22 @@ def _joins(bus: Bus, read: Callable[[str, bytes], Record]) -> Table[Record]:
 
 def join_tokens_table(bus: Bus) -> Table[JoinTokenRecord]:
     """The join tokens that there are, under `join_token_key`. Only services and operators may read or write these, and the next two."""
+    from fluster_bus.messages.workers import JoinTokenRecord
+
     return _joins(bus, lambda _key, data: JoinTokenRecord.from_json(data))
 
 
 def joined_workers_table(bus: Bus) -> Table[JoinedWorker]:
     """The workers that joined by a token, under `joined_worker_key`, in the same bucket."""
+    from fluster_bus.messages.workers import JoinedWorker
+
     return _joins(bus, lambda _key, data: JoinedWorker.from_json(data))
 
 
 def issued_workers_table(bus: Bus) -> Table[IssuedWorkers]:
     """Under ISSUED_WORKERS_KEY of the same bucket, the ids that no worker can join as."""
+    from fluster_bus.messages.workers import IssuedWorkers
+
     return _joins(bus, lambda _key, data: IssuedWorkers.from_json(data))
 
 

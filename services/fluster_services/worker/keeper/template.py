@@ -27,7 +27,7 @@ from typing import Any
 
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_bus.running.prctl import set_process_name
-from fluster_services.forking import import_own, run_and_exit
+from fluster_services.forking import import_own, run_and_exit, without_plugins
 from fluster_services.immortal_objects import keep_shared
 from fluster_services.worker.contract.faults import NO_ROOM, AlreadyStartedError, LaunchError, WorkerFaultError
 from fluster_services.worker.keeper import keeper
@@ -190,7 +190,8 @@ def _import_for_tasks() -> None:
     from fluster.later import import_now
 
     import_own("fluster.actors.server.server", "fluster.worker_pool")
-    import_now()
+    with without_plugins():
+        import_now()
 
 
 class _Template:
