@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fluster.actors.definition.context import ActorContext
 from fluster.actors.definition.definition import actor, method
 from fluster.actors.deploy.deploying import deploy
-from fluster.later import names_of
+from fluster.deferred_imports import lazy_names
 
 if TYPE_CHECKING:
     from fluster.actors.client.broadcast import Answer, AsyncBroadcastResult, BroadcastResult
@@ -47,7 +47,7 @@ __all__ = [
 
 # The rest is found when asked for: a script that starts a cluster of its own has no use for it before.
 if not TYPE_CHECKING:
-    __getattr__ = names_of(
+    __getattr__ = lazy_names(
         __name__,
         {
             "pool.blocking_pool": ("ActorPool",),

@@ -8,7 +8,7 @@ from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import AsyncCluster
 from fluster.cluster.local import LocalCluster, current_cluster
 from fluster.cluster.task.task_context import TaskContext, current_task
-from fluster.later import names_of
+from fluster.deferred_imports import lazy_names
 
 if TYPE_CHECKING:
     from fluster.cluster.jobs.batched_logs import Batched
@@ -26,4 +26,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = names_of(__name__, {"jobs.batched_logs": ("Batched",), "refs": ("Ref",)})
+    __getattr__ = lazy_names(__name__, {"jobs.batched_logs": ("Batched",), "refs": ("Ref",)})

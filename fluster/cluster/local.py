@@ -32,8 +32,8 @@ from fluster.cluster.local_options import (
 )
 from fluster.cluster.ownership import note_local
 from fluster.cluster.task.task_context import NAMESPACE
+from fluster.deferred_imports import import_now
 from fluster.errors import ClusterStartError
-from fluster.later import import_now
 from fluster.local_setup import (
     MAX_LOCAL_CONTROLLERS,
     MAX_LOCAL_WORKERS,

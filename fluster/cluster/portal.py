@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any, ParamSpec, TypeVar
 
+from fluster.deferred_imports import import_later
 from fluster.errors import ForkedError
-from fluster.later import import_later
 from fluster.remote_errors.readable_errors import shave
 from fluster_bus.core.errors import ClosedError
 from fluster_bus.running.blocked_waits import wait_for_future

@@ -10,7 +10,7 @@ import pytest
 from fluster_bus.messages import Capacity, WorkerId
 from fluster_services.worker.attempts.gpu_watch import GpuWatch
 from fluster_services.worker.attempts.ledger import Ledger
-from fluster_services.worker.gpus.custody import GpuCustody
+from fluster_services.worker.gpus.allocator import GpuAllocator
 from fluster_services.worker.gpus.inventory import Gpu, GpuInventory
 from fluster_services.worker.gpus.locks import GpuLock, lock_path
 from fluster_services.worker.gpus.reader import GpuReader
@@ -41,8 +41,8 @@ class _Reader(GpuReader):
 def _watch(ledger: Ledger, reader: GpuReader, folder: Path) -> GpuWatch:
     async def on_change() -> None: ...
 
-    custody = GpuCustody(reader, lock_folder=str(folder / "locks"))
-    return GpuWatch(WorkerId("w1"), custody, ledger, running={}, grace_s=1.0, on_change=on_change)
+    allocator = GpuAllocator(reader, lock_folder=str(folder / "locks"))
+    return GpuWatch(WorkerId("w1"), allocator, ledger, running={}, grace_s=1.0, on_change=on_change)
 
 
 def _ledger(*ids: str) -> Ledger:

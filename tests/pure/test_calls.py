@@ -365,7 +365,7 @@ def test_a_call_is_alone_where_nothing_of_its_pool_is_unanswered() -> None:
     assert router.choose_alone_all(broadcast([]), START) is None  # one that is on its way back would not be noticed
 
 
-def test_a_call_that_was_alone_is_one_of_the_routers_once_it_is_adopted() -> None:
+def test_a_call_that_was_alone_is_one_of_the_routers_once_it_is_taken_in() -> None:
     ends: list[tuple[Callable[[Router], Sequence[Done | Part]], type[Exception]]] = [
         (lambda router: router.on_member_gone("pool", "a"), ActorDiedError),
         (lambda router: router.on_disconnected(lambda number: number < 0), ConnectionLostError),
@@ -376,7 +376,7 @@ def test_a_call_that_was_alone_is_one_of_the_routers_once_it_is_adopted() -> Non
         alone = call()
         chosen = router.choose_alone(alone, START)
         assert chosen is not None
-        assert router.adopt(-1, chosen) == []
+        assert router.take_in(-1, chosen) == []
         assert router.on_disconnected() == []
         assert errors(happens(router)) == [error]
         router.sanity_check()
@@ -385,24 +385,24 @@ def test_a_call_that_was_alone_is_one_of_the_routers_once_it_is_adopted() -> Non
     assert chosen is not None
     router.close_pool("pool", ActorNotFoundError("closed"))
     router.open_pool("pool", RoundRobin())
-    assert errors(router.adopt(-2, chosen)) == [ActorNotFoundError]
+    assert errors(router.take_in(-2, chosen)) == [ActorNotFoundError]
     router = router_with("a", "b")
     alone = call()
     chosen = router.choose_alone(alone, START)
     assert chosen is not None
-    assert router.adopt(-1, chosen) == []
+    assert router.take_in(-1, chosen) == []
     again, done = router.on_no_responders(-1, START)
     assert (again, done) == ([alone], [])
     assert targets(router.route(again, START)[0]) == [("b", ["m"])]
 
 
-def test_a_broadcast_that_was_alone_is_one_of_the_routers_once_it_is_adopted() -> None:
+def test_a_broadcast_that_was_alone_is_one_of_the_routers_once_it_is_taken_in() -> None:
     router = router_with("a", "b", "c")
     opened: list[ActorFuture[Any]] = []
     carried = router.choose_alone_all(broadcast(opened), START)
     assert carried is not None
     assert carried.take("b", codec.encode(3))
-    assert router.adopt(-1, carried.make_calls()) == []
+    assert router.take_in(-1, carried.make_calls()) == []
     assert [each.done() for each in opened] == [False, True, False]
     assert opened[1].result() == 3
     router.sanity_check()
@@ -552,7 +552,7 @@ class Histories(RuleBasedStateMachine):
             self.leave(chosen.member.endpoint_id)
         self.issued.append(alone)
         number = -len(self.issued)
-        self.end(self.router.adopt(number, chosen))
+        self.end(self.router.take_in(number, chosen))
         self.messages[number] = Send(number, "pool", chosen.member, [alone])
 
     @rule()

@@ -5,7 +5,7 @@ import pytest
 from fluster_bus.messages import Capacity
 from fluster_services.capacity import withhold
 from fluster_services.worker.attempts.ledger import Ledger
-from fluster_services.worker.gpus.custody import by_id, why_missing, why_unwell
+from fluster_services.worker.gpus.allocator import by_id, why_missing, why_unwell
 from fluster_services.worker.gpus.inventory import Gpu, GpuInventory, mask, mask_style
 
 ONE, TWO = Gpu(0, uuid="GPU-aa"), Gpu(1, uuid="GPU-bb")

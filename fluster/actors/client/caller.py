@@ -215,7 +215,7 @@ class Caller:
         self._bus.off(self._on_disconnect)
         self._bus.off(self._on_reconnect)
         self._bus.off(self.arrivals.wake)
-        self.carried.adopt_all()
+        self.carried.hand_all_to_router()
         self._finish(self.router.close(error), final=True)
         self.carried.close()
         kept = [*self._held.take(), *self._paused.all(), *self.stored.take_all()]
@@ -226,7 +226,7 @@ class Caller:
     async def _flush(self) -> None:
         for call in list(self._notices.withdrawn):
             if call.number is not None:
-                self.carried.adopt(call.number)
+                self.carried.hand_to_router(call.number)
         self._notices.take_withdrawn()
         arrived = self._take_arrived()
         if not self._bus.connected:
@@ -369,7 +369,7 @@ class Caller:
 
     def _close_pool(self, name: str, error: Exception) -> None:
         if self._rosters.close(name):
-            self.carried.adopt_all(name)
+            self.carried.hand_all_to_router(name)
             kept = [*self._paused.of(name), *self.stored.close_pool(name)]
             ended = [Done(call, ok=False, error=error) for call in kept]
             self._finish([*self.router.close_pool(name, error), *ended], final=True)
@@ -404,7 +404,7 @@ class Caller:
         roster = self._rosters.get(name)
         if roster is None or self._closed is not None:
             return
-        self.carried.adopt_all(name)
+        self.carried.hand_all_to_router(name)
         match change:
             case Joined(member) if roster.members.get(member.endpoint_id) == member:
                 self._finish(self.router.on_member(name, member))

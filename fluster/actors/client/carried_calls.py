@@ -1,9 +1,9 @@
-"""The calls of a client that their waiting threads carry: which may go that way, and what the router is given after all.
+"""Calls that the waiting thread sends itself over a lane ("carried"), without the client's loop and mostly without the router.
 
-    thread ── submit, take_over ──► LaneCalls ──► bus        the router chooses the member, and keeps no books
-    loop ──── adopt ──► router                                 for what does not end with plain results
+    thread ── submit, take_over ──► LaneCalls ──► bus        the router chooses the member, and records nothing
+    loop ──── hand_to_router ──► router                      for what does not end with plain results
 
-A call that may not go that way goes the way of all others, by the arrivals.
+A call that may not be carried goes through `Arrivals`, as all others do.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CarriedCalls:
                 settle=settle_result,
                 on_other=self._on_delivery,
                 on_timeout=self._on_late,
-                on_left=self.adopt,
+                on_left=self.hand_to_router,
                 on_lost=self._on_lost,
             )
             tell_soon(self._loop, self._arrivals.use_alarm)
@@ -166,22 +166,22 @@ class CarriedCalls:
 
     # ---- on the loop ------------------------------------------------------------------------------------
 
-    def adopt(self, number: int, message: MessageOut | None = None) -> list[Call]:
-        """Have the router know a message that is carried; its calls, none when it has ended or was adopted before."""
+    def hand_to_router(self, number: int, message: MessageOut | None = None) -> list[Call]:
+        """Give the router a message that is carried; returns its calls, none when it has ended or the router has it already."""
         if message is None:
             message = self.lane.take(number) if self.lane is not None else None
         if message is None:
             return []
         calls = list(message.calls.values())
-        self._finish(self._router.adopt(number, message))
+        self._finish(self._router.take_in(number, message))
         for call in calls:
             self._deadlines.watch(call)
         return calls
 
-    def adopt_all(self, pool: str | None = None) -> None:
+    def hand_all_to_router(self, pool: str | None = None) -> None:
         """The same, for all that are out, or those of one pool."""
         for number in self.lane.numbers(pool) if self.lane is not None else ():
-            self.adopt(number)
+            self.hand_to_router(number)
 
     def when_seen(self, callback: Callable[[], object]) -> None:
         """Have `callback` run once all answers that are on their way to threads have been handed out."""
@@ -195,17 +195,17 @@ class CarriedCalls:
             self.lane.close()
 
     def _on_delivery(self, number: int, message: MessageOut | None, delivery: Delivery) -> None:
-        self.adopt(number, message)
+        self.hand_to_router(number, message)
         self._inboxes.on_delivery(delivery)
 
     def _on_late(self, number: int) -> None:
-        for call in self.adopt(number):
+        for call in self.hand_to_router(number):
             self._on_timeout(call)
 
     def _on_lost(self, next_number: int) -> None:
         for number in self.lane.numbers() if self.lane is not None else ():
             if number > next_number:
-                self.adopt(number)
+                self.hand_to_router(number)
         self._finish(self._router.on_disconnected(lambda number: next_number < number < 0))
 
 

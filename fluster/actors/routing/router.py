@@ -144,7 +144,7 @@ class Router:
     def choose_alone(self, item: Call, now: Moment) -> MessageOut | None:
         """The message for a call that nothing comes before where it goes; None when that is not so, or when in doubt.
 
-        From any thread: it asks, and changes no books. The message is not out here until it is adopted.
+        From any thread: it asks, and changes no state. The message is not out here until `take_in`.
         """
         pool = self._pools.get(item.pool)
         if pool is None or not pool.is_idle(item.pinned):
@@ -171,8 +171,8 @@ class Router:
         broadcast.carry(members, message)
         return message
 
-    def adopt(self, number: int, message: MessageOut) -> list[Done]:
-        """Take over a message that was sent alone, with a negative number."""
+    def take_in(self, number: int, message: MessageOut) -> list[Done]:
+        """Take in a message that a waiting thread sent, with a negative number."""
         for call in message.calls.values():
             call.order = call.order or next(self._orders)
         if self._pools.get(message.pool.name) is not message.pool:

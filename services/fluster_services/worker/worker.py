@@ -42,7 +42,7 @@ from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.runtime import Runtime
 from fluster_services.worker.engine.engine import has_container
 from fluster_services.worker.engine.images import Images
-from fluster_services.worker.gpus.custody import GpuCustody
+from fluster_services.worker.gpus.allocator import GpuAllocator
 from fluster_services.worker.gpus.holders import Holder
 from fluster_services.worker.gpus.reader import GpuReader
 from fluster_services.worker.presence.detection import describe_node, offered_gpus
@@ -93,7 +93,7 @@ class Worker:
             on_unknown=self._on_unknown,
         )
         self._progress = ProgressPump(bus)
-        self._custody = GpuCustody(
+        self._allocator = GpuAllocator(
             GpuReader(),
             lock_folder=config.gpu_locks,
             style=config.gpu_mask,
@@ -110,7 +110,7 @@ class Worker:
             cover=self._cover,
             change=self._on_wellness,
             change_gpus=self._on_gpus,
-            custody=self._custody,
+            allocator=self._allocator,
             images=images,
         )
         self._offers = OfferResponder(
@@ -203,7 +203,7 @@ class Worker:
         finally:
             self._offers.close()
             await self._attempts.close()
-            await self._custody.close()
+            await self._allocator.close()
             await self._runtime.close()
 
     @asynccontextmanager
@@ -222,10 +222,10 @@ class Worker:
 
     async def _detect(self) -> None:
         """Find what is to be found on this machine, which may take long, beside what is done already."""
-        inventory = await self._custody.read()
+        inventory = await self._allocator.read()
         share = self._config.detected_share
         if share is None and not inventory.gpus and not inventory.trouble:
-            await self._custody.close()
+            await self._allocator.close()
             return
         if share is not None:
             devices = offered_gpus(inventory, os.environ.get(VISIBLE_DEVICES["gpu"])).share(*share)
@@ -352,7 +352,7 @@ class Worker:
     async def _on_gpus(self) -> None:
         """Other GPUs are given to no task than before, or for other reasons: first nothing comes for them, then all hear of it."""
         gpus = self._attempts.gpus
-        node = describe_node(self._config.state_dir, self._custody.inventory, gpus.withheld_by_uuid())
+        node = describe_node(self._config.state_dir, self._allocator.inventory, gpus.withheld_by_uuid())
         self._presence.set_withheld(gpus.told(), self._ledger.withheld_counts, node)
         if self._offers.is_open:
             await self._offers.cover_when_possible()

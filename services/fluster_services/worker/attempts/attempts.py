@@ -22,7 +22,7 @@ from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.faults import WorkerFaultError
 from fluster_services.worker.contract.runtime import RunningTask, Runtime
 from fluster_services.worker.engine.images import Images
-from fluster_services.worker.gpus.custody import GpuCustody
+from fluster_services.worker.gpus.allocator import GpuAllocator
 from fluster_services.worker.presence.presence import Presence
 from fluster_services.worker.presence.wellness import Wellness
 
@@ -47,7 +47,7 @@ class Attempts:
         cover: Callable[[], Awaitable[None]],
         change: Callable[[], Awaitable[None]],
         change_gpus: Callable[[], Awaitable[None]],
-        custody: GpuCustody,
+        allocator: GpuAllocator,
         images: Images | None = None,
     ) -> None:
         self._worker_id = config.worker_id
@@ -71,7 +71,7 @@ class Attempts:
         )
         self.gpus = GpuWatch(
             config.worker_id,
-            custody,
+            allocator,
             ledger,
             running=self.running,
             grace_s=config.timing.kill_grace_s,

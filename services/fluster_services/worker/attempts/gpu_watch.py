@@ -1,4 +1,4 @@
-"""Gives a worker's GPUs to its attempts, looks after them, and takes those out of its capacity that cannot be given."""
+"""Watches a worker's GPUs: looks at them at intervals, and takes those out of its capacity that cannot be given."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fluster_bus.core.fault_log import FaultLog
 from fluster_bus.messages import WorkerId
 from fluster_services.worker.attempts.ledger import Ledger
 from fluster_services.worker.contract.runtime import RunningTask
-from fluster_services.worker.gpus.custody import GpuCustody, GpuLease
+from fluster_services.worker.gpus.allocator import GpuAllocator, GpuLease
 from fluster_services.worker.gpus.locks import GpuTakenError
 
 log = logging.getLogger(__name__)
@@ -19,12 +19,12 @@ _INTERVAL_S = 4.0  # a GPU at which the driver hangs is known 5 s later
 
 
 class GpuWatch:
-    """What one worker does about its GPUs. `on_change` is awaited when others are withheld than before, or for another reason."""
+    """Watches the GPUs of one worker, and leases them to its attempts through the allocator. `on_change` is awaited when others are withheld than before, or for another reason."""
 
     def __init__(
         self,
         worker_id: WorkerId,
-        custody: GpuCustody,
+        allocator: GpuAllocator,
         ledger: Ledger,
         *,
         running: Mapping[str, RunningTask],
@@ -32,7 +32,7 @@ class GpuWatch:
         on_change: Callable[[], Awaitable[None]],
     ) -> None:
         self._worker_id = worker_id
-        self._custody = custody
+        self._allocator = allocator
         self._ledger = ledger
         self._running = running
         self._grace_s = grace_s
@@ -45,22 +45,22 @@ class GpuWatch:
     @property
     def withheld(self) -> Mapping[str, str]:
         """{id: why no task is given it}"""
-        return self._custody.withheld
+        return self._allocator.withheld
 
     def told(self) -> list[str]:
         """Which GPUs are withheld, and why."""
-        return self._custody.told(self._ids)
+        return self._allocator.told(self._ids)
 
     def problems(self) -> list[str]:
         """What an operator should know of this worker's GPUs."""
-        return self._custody.problems(self._ids)
+        return self._allocator.problems(self._ids)
 
     async def run(self) -> None:
         """Look now and then, until cancelled; at once first."""
-        while self._custody.has_gpus(self._ids):
+        while self._allocator.has_gpus(self._ids):
             await self.look()
             await asyncio.sleep(_INTERVAL_S)
-        await self._custody.close()
+        await self._allocator.close()
 
     async def look(self) -> None:
         """Look how the GPUs are, and who has them, and do what follows."""
@@ -72,7 +72,7 @@ class GpuWatch:
     async def _look(self, in_use: Callable[[], frozenset[str]]) -> None:
         # Notes in locks are written by others: whatever one may have in it, it ends neither this worker nor an attempt.
         with self._faults.contained("the GPUs of worker %s stay as they were at the last look", self._worker_id):
-            await self._custody.look(self._ids, in_use)
+            await self._allocator.look(self._ids, in_use)
 
     async def learn_names(self) -> None:
         """Know by their UUIDs what attempts were given by index, by an earlier version of this worker."""
@@ -80,8 +80,8 @@ class GpuWatch:
         if (
             self._ids and indices
         ):  # else the driver, which may be slow to answer, is not asked before the first heartbeat
-            await self._custody.read()
-            self._ledger.rename_devices(self._custody.names_of(indices))
+            await self._allocator.read()
+            self._ledger.rename_devices(self._allocator.names_of(indices))
 
     async def lease(self, attempt: str) -> GpuLease:
         """What an attempt is to be started with. Raises GpuTakenError; then that GPU is out of the capacity."""
@@ -89,7 +89,7 @@ class GpuWatch:
         if not self._ids:
             return GpuLease(devices)
         try:
-            return await self._custody.lease(devices)
+            return await self._allocator.lease(devices)
         except GpuTakenError:
             await self._follow()
             raise
@@ -105,18 +105,18 @@ class GpuWatch:
         """Why an attempt that has room cannot have its GPUs at this moment; they are out of the capacity then."""
         if not self._ids:
             return None
-        why = self._custody.why_held(self._ledger.devices(attempt))
+        why = self._allocator.why_held(self._ledger.devices(attempt))
         if why is not None:
             await self._follow()
         return why
 
     def uuids(self, attempt: str) -> tuple[str, ...]:
         """Of an attempt's GPUs; what has no UUID that is known is left out."""
-        return self._custody.uuids(self._ledger.devices(attempt)) if self._ids else ()
+        return self._allocator.uuids(self._ledger.devices(attempt)) if self._ids else ()
 
     def withheld_by_uuid(self) -> dict[str, str]:
         """{UUID: why no task is given it}"""
-        return {uuid: why for each, why in self.withheld.items() for uuid in self._custody.uuids((each,))}
+        return {uuid: why for each, why in self.withheld.items() for uuid in self._allocator.uuids((each,))}
 
     @property
     def _ids(self) -> tuple[str, ...]:
@@ -124,9 +124,9 @@ class GpuWatch:
         return self._ledger.device_ids if self._ledger.total.device == "gpu" else ()
 
     async def _follow(self) -> None:
-        is_other = self._ledger.withhold(self._custody.withheld)
-        if is_other or self._told != self._custody.withheld:
-            self._told = self._custody.withheld
+        is_other = self._ledger.withhold(self._allocator.withheld)
+        if is_other or self._told != self._allocator.withheld:
+            self._told = self._allocator.withheld
             await self._on_change()
 
     def _stop_unwell(self) -> None:
@@ -134,7 +134,7 @@ class GpuWatch:
         self._stopped &= self._running.keys()
         for key, running in self._running.items():
             devices = self._ledger.devices(key)
-            told = [self._custody.described(each) for each in devices if each in self._custody.unwell]
+            told = [self._allocator.described(each) for each in devices if each in self._allocator.unwell]
             if told and key not in self._stopped:
                 self._stopped.add(key)
                 why = f"{'; '.join(told)} (worker {self._worker_id})"

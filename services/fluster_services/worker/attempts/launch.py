@@ -21,7 +21,7 @@ from fluster_services.config import Timing, WorkerLimits
 from fluster_services.worker.attempts.preparation import Prepared
 from fluster_services.worker.contract.attempt_directory import LaunchSpec
 from fluster_services.worker.environments.interpreters import TaskPython, without_interpreters_own
-from fluster_services.worker.gpus.custody import GpuLease
+from fluster_services.worker.gpus.allocator import GpuLease
 from fluster_services.worker.gpus.inventory import NO_GPU
 from fluster_services.worker.linux.limits import Limits
 

@@ -187,7 +187,7 @@ class TemplateHandle:
 
 def _import_for_tasks() -> None:
     """Have in memory what else each task would import that serves an actor, is a pool's worker or calls one."""
-    from fluster.later import import_now
+    from fluster.deferred_imports import import_now
 
     import_own("fluster.actors.server.server", "fluster.worker_pool")
     with without_plugins():

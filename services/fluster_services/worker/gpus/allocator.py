@@ -1,4 +1,4 @@
-"""Gives one worker's GPUs to its tasks, and sees to it that none is given that others have, or that is of no use.
+"""Allocates one worker's GPUs to its tasks: never one that another holder has, or that is of no use.
 
 Why a GPU is given to no task for the time being is decided by pure functions, which get what was read.
 """
@@ -41,8 +41,8 @@ class GpuLease:
     )  # {lock file: the note in it of a holder that is proved to be gone}
 
 
-class GpuCustody:
-    """One worker's GPUs. `has_container` tells whether the container of a holder is there, None where that is not known."""
+class GpuAllocator:
+    """Allocates one worker's GPUs. `has_container` tells whether the container of a holder is there, None where that is not known."""
 
     def __init__(
         self,

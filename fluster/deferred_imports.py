@@ -1,7 +1,7 @@
-"""What a program needs only when it has a cluster.
+"""Imports of what a program needs only once it has a cluster.
 
-It is imported while its LocalCluster comes up, on the other core; so the modules of what a script imports before it
-starts one import next to nothing themselves, and name here what they will need.
+A module that scripts import before they start a cluster imports next to nothing itself, and names here what it will
+need. `LocalCluster` imports that while its supervisor starts on another core.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _later: list[str] = []
 
 
 def import_later(*modules: str) -> None:
-    """Have the modules in memory by the time that a cluster is there."""
+    """Name modules that `import_now` is to import."""
     _later.extend(modules)
 
 
 def import_now() -> None:
-    """Import them, and build the messages that they use, in a process that has to wait anyway or is about to be copied."""
+    """Import what was named, and build the messages that it uses: in a process that waits anyway, or is about to be forked."""
     collects = gc.isenabled()
     gc.disable()  # nothing of a module is garbage
     try:
@@ -34,7 +34,7 @@ def import_now() -> None:
             gc.enable()
 
 
-def names_of(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
     """The `__getattr__` of a package that has names of its modules {within it: names}, each imported when one of them
     is asked for.
     """
