@@ -11,7 +11,7 @@ from fluster_bus.messages import Capacity, WorkerId
 from fluster_services.worker.attempts.gpu_watch import GpuWatch
 from fluster_services.worker.attempts.ledger import Ledger
 from fluster_services.worker.gpus.allocator import GpuAllocator
-from fluster_services.worker.gpus.inventory import Gpu, GpuInventory
+from fluster_services.worker.gpus.inventory import Gpu, GpuInventory, GpuProcess
 from fluster_services.worker.gpus.locks import GpuLock, lock_path
 from fluster_services.worker.gpus.reader import GpuReader
 
@@ -29,19 +29,20 @@ class _Reader(GpuReader):
         super().__init__()
         self.reads = 0
         self.meanwhile: Callable[[], Awaitable[None]] | None = None  # done once, while GPUs are read
+        self.processes: tuple[GpuProcess, ...] = ()
 
     async def read(self) -> GpuInventory:
         self.reads += 1
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
             await meanwhile()
-        return GpuInventory("nvml", (Gpu(index=0, uuid=UUID, model="NVIDIA H100"),))
+        return GpuInventory("nvml", (Gpu(index=0, uuid=UUID, model="NVIDIA H100", processes=self.processes),))
 
 
-def _watch(ledger: Ledger, reader: GpuReader, folder: Path) -> GpuWatch:
+def _watch(ledger: Ledger, reader: GpuReader, folder: Path, *, keeps_apart: bool = False) -> GpuWatch:
     async def on_change() -> None: ...
 
-    allocator = GpuAllocator(reader, lock_folder=str(folder / "locks"))
+    allocator = GpuAllocator(reader, lock_folder=str(folder / "locks"), keeps_apart=keeps_apart)
     return GpuWatch(WorkerId("w1"), allocator, ledger, running={}, grace_s=1.0, on_change=on_change)
 
 
@@ -82,3 +83,38 @@ async def test_a_gpu_that_was_given_during_a_look_is_not_withheld_for_it(tmp_pat
     await watch.look()
     assert list(watch.withheld) == [UUID]
     lock.close()
+
+
+@pytest.mark.parametrize("keeps_apart", [True, False])
+async def test_a_gpu_in_which_a_program_computes_that_is_no_task(tmp_path: Path, *, keeps_apart: bool) -> None:
+    """It is given to no task where the machine is the cluster's; on a user's own machine that is a warning."""
+    reader, ledger = _Reader(), _ledger(UUID)
+    watch = _watch(ledger, reader, tmp_path, keeps_apart=keeps_apart)
+    who = f"process {1 << 22}, which is not of a task, holds 2.0 GiB of its memory"
+    reader.processes = (GpuProcess(1 << 22, 2 * GIB),)
+    for _ in range(2):
+        await watch.look()
+        assert (watch.withheld, watch.problems(), ledger.free.devices) == ({}, [], 1)
+    await watch.look()
+    if keeps_apart:
+        assert (watch.withheld, ledger.free.devices) == ({UUID: f"{who}: end it"}, 0)
+        assert watch.problems() == [f"GPU 0 ({UUID}) is given to no task: {who}: end it"]
+    else:
+        assert (watch.withheld, ledger.free.devices) == ({}, 1)
+        assert watch.problems() == [f"GPU 0 ({UUID}) is given to tasks although {who}"]
+    reader.processes = ()
+    await watch.look()
+    assert (watch.withheld, watch.problems(), ledger.free.devices) == ({}, [], 1)
+
+
+async def test_what_a_task_s_own_gpu_has_is_none_of_this(tmp_path: Path) -> None:
+    reader, ledger = _Reader(), _ledger(UUID)
+    watch = _watch(ledger, reader, tmp_path, keeps_apart=True)
+    reader.processes = (GpuProcess(1 << 22, 2 * GIB),)
+    assert ledger.reserve("ns.job.0.1", NEED)
+    for _ in range(4):
+        await watch.look()
+    assert (watch.withheld, watch.problems()) == ({}, [])
+    ledger.release("ns.job.0.1")
+    await watch.look()
+    assert watch.withheld == {}, "a task that has just ended frees its memory a moment later"

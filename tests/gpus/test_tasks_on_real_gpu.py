@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from fluster.cluster import Cluster
-from fluster_bus.messages import Capacity, JobId, JobRequest, JobStatus, ResourceConfig
+from fluster_bus.messages import Capacity, JobId, JobRequest, JobStatus, ResourceConfig, WorkerId
 from fluster_bus.messages.parts.resources import GIB
 from fluster_services.worker.gpus.inventory import GpuInventory
-from tests.gpus.test_real_gpu import inventory, plain  # noqa: F401 - a fixture
+from tests.gpus.test_real_gpu import holding, inventory, plain  # noqa: F401 - a fixture
 from tests.system.conftest import family  # noqa: F401 - a fixture
 from tests.system.daemons import PATIENT, Daemons
 from tests.system.job_requests import command, texts, wait_ready
@@ -107,3 +107,15 @@ def test_what_outlives_its_task_has_left_the_gpu_when_the_next_one_has_it(cluste
     (shown,) = said(cluster, cluster.launch(asking(_CUDA, gpus=1)))
     (device,) = json.loads(shown)["devices"]
     assert device["total"] - device["free"] < HELD
+
+
+def test_a_gpu_in_which_another_program_computes_is_given_to_no_task(cluster: Cluster, machine: Machine) -> None:
+    with holding(HELD) as program:
+        why = f"process {program.pid}, which is not of a task, holds"
+        wait_until(lambda: why in str(cluster.worker_health(WorkerId("w1")).problems), PATIENCE_S)
+        waiting = cluster.launch(asking(_CUDA, gpus=1))
+        wait_until(lambda: why in cluster.explain(waiting), PATIENCE_S, lambda: cluster.explain(waiting))
+        assert cluster.poll(waiting).status is JobStatus.PENDING
+    (shown,) = said(cluster, waiting)
+    (device,) = json.loads(shown)["devices"]
+    assert device["uuid"] == plain(machine.gpu.uuid)

@@ -286,3 +286,20 @@ def test_the_task_of_a_gpu_that_fails_is_tried_elsewhere(
         explained(cluster, waiting, why)
         stand_in.show(FIRST, SECOND)
         assert cluster.wait(waiting, timeout=PATIENCE_S).worker_id == "w1"
+
+
+def test_a_gpu_in_which_another_program_computes_is_given_to_no_task(site: Site, stand_in: StandIn) -> None:
+    with subprocess.Popen(["sleep", "600"]) as program:
+        try:
+            stand_in.show(replace(FIRST, processes=[("c", program.pid, 2 * GIB)]))
+            site.start_worker("w1", FIRST)
+            why = f"process {program.pid}, which is not of a task, holds 2.0 GiB of its memory: end it"
+            with site.connect() as cluster:
+                wait_until(lambda: why in str(cluster.worker_health(WorkerId("w1")).problems), PATIENCE_S)
+                waiting = cluster.launch(command(*_SHOW, resources=ONE))
+                explained(cluster, waiting, why)
+                stand_in.show(FIRST)
+                info = cluster.wait(waiting, timeout=PATIENCE_S)
+                assert (info.status, costs(info)) == (JobStatus.SUCCEEDED, (0, 0))
+        finally:
+            program.kill()

@@ -43,7 +43,7 @@ from fluster_services.worker.contract.runtime import Runtime
 from fluster_services.worker.engine.engine import has_container
 from fluster_services.worker.engine.images import Images
 from fluster_services.worker.gpus.allocator import GpuAllocator
-from fluster_services.worker.gpus.holders import Holder
+from fluster_services.worker.gpus.holders import Holder, sees_all_processes
 from fluster_services.worker.gpus.reader import GpuReader
 from fluster_services.worker.presence.detection import describe_node, offered_gpus
 from fluster_services.worker.presence.identity import JobFiles, why_not_apart
@@ -98,6 +98,8 @@ class Worker:
             lock_folder=config.gpu_locks,
             style=config.gpu_mask,
             has_container=_container_finder(config, images),
+            # On a LocalCluster it may be a display, a notebook's kernel, or the program itself that computes there.
+            keeps_apart=config.environment is None and sees_all_processes(),
         )
         self._attempts = Attempts(
             bus,

@@ -23,6 +23,7 @@ from fluster_services.worker.gpus.inventory import (
 )
 from fluster_services.worker.gpus.locks import GpuLock, GpuTakenError, find_lock_folder, lock_path
 from fluster_services.worker.gpus.reader import GpuReader, is_named
+from fluster_services.worker.gpus.strangers import Strangers, StrangerWatch, strangers_on
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,10 @@ class GpuLease:
 
 
 class GpuAllocator:
-    """Allocates one worker's GPUs. `has_container` tells whether the container of a holder is there, None where that is not known."""
+    """Allocates one worker's GPUs. `has_container` tells whether the container of a holder is there, None where that is not known.
+
+    With `keeps_apart` a GPU of which programs that are no tasks hold much memory is given to no task; else that is a warning.
+    """
 
     def __init__(
         self,
@@ -51,8 +55,12 @@ class GpuAllocator:
         lock_folder: str | None = None,
         style: MaskStyle = "index",
         has_container: Callable[[Holder], bool | None] = lambda _: None,
+        keeps_apart: bool = False,
     ) -> None:
         self._reader = reader
+        self._keeps_apart = keeps_apart
+        self._stranger_watch = StrangerWatch()
+        self._tolerated: dict[str, Strangers] = {}  # {id: who uses a GPU that is given to tasks all the same}
         self._style: MaskStyle = style
         self._has_container = has_container
         self._known: dict[str, Gpu] = {}  # {id: the GPU as it was when it was last read}
@@ -84,8 +92,11 @@ class GpuAllocator:
     async def look(self, ids: Sequence[str], in_use: Callable[[], Collection[str]]) -> None:
         """Find which of these GPUs are to be withheld; of those `in_use` by tasks of this worker only how they are is looked at."""
         before, self._leased = self.withheld, set()
-        inventory = await self.read()
-        unwell, taken = await asyncio.to_thread(self._look, inventory, ids, frozenset(in_use()), {})
+        inventory, used = await self.read(), frozenset(in_use())
+        unwell, taken = await asyncio.to_thread(self._look, inventory, ids, used, {})
+        taken |= await asyncio.to_thread(
+            self._look_for_strangers, inventory, {*ids} - unwell.keys() - taken.keys() - used
+        )
         self.unwell = unwell
         self._taken = {name: why for name, why in taken.items() if name not in self._leased and name not in in_use()}
         for name in sorted(self.withheld.keys() - before.keys()):
@@ -154,7 +165,12 @@ class GpuAllocator:
 
     def problems(self, ids: Sequence[str]) -> list[str]:
         """What an operator should know of these."""
-        return [*self.told(ids), *([self.trouble] if self.trouble is not None and self._known else [])]
+        shared = [
+            f"{named(self._known.get(name), name)} is given to tasks although {who.described()}"
+            for name, who in sorted(self._tolerated.items())
+            if name in ids
+        ]
+        return [*self.told(ids), *shared, *([self.trouble] if self.trouble is not None and self._known else [])]
 
     def _lock(self, gpu: Gpu) -> GpuLock | None:
         """None where there is none. Raises OSError when its file cannot be used."""
@@ -179,6 +195,18 @@ class GpuAllocator:
             elif name not in in_use and (why := self._why_taken(gpu, notes)) is not None:
                 taken[name] = why
         return unwell, taken
+
+    def _look_for_strangers(self, inventory: GpuInventory, free: Collection[str]) -> dict[str, str]:
+        """Which of these, that no task has, are to be given to none since other programs use them, and why."""
+        gpus = {name: gpu for name in free if (gpu := self._found(inventory, name)) is not None}
+        staying = self._stranger_watch.on_look(
+            {name: who for name, gpu in gpus.items() if (who := strangers_on(gpu)) is not None}
+        )
+        kept_out = {name: who for name, who in staying.items() if self._keeps_apart and not who.has_server}
+        for name in sorted(staying.keys() - kept_out.keys() - self._tolerated.keys()):
+            log.warning("%s is given to tasks although %s", named(gpus[name], name), staying[name].described())
+        self._tolerated = {name: who for name, who in staying.items() if name not in kept_out}
+        return {name: f"{who.described()}: end {who.them}" for name, who in kept_out.items()}
 
     def _found(self, inventory: GpuInventory, name: str) -> Gpu | None:
         """The GPU of that id; one that is lost may not even tell its UUID, and is known by its index."""

@@ -159,7 +159,7 @@ def look_for(
         group_pids=_group_pids(holder.groups) if sees_all else None,
         container=has_container(holder) if holder.container else None,
         gpu_pids=None if processes is None else tuple(each.pid for each in processes if _may_be_of(holder, each.pid)),
-        is_gpu_idle=processes == () and own_namespace() == _FIRST_NAMESPACE,
+        is_gpu_idle=processes == () and sees_all_processes(),
     )
 
 
@@ -169,6 +169,11 @@ def own_namespace() -> int:
         return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 - of the link's target
     except OSError:
         return 0
+
+
+def sees_all_processes() -> bool:
+    """Whether all processes of the machine are seen from here, as they are not in a container."""
+    return own_namespace() == _FIRST_NAMESPACE
 
 
 def _own_pids(holder: Holder) -> tuple[int, ...]:

@@ -183,6 +183,14 @@ def process_owner(pid: int) -> int | None:
         return None
 
 
+def process_name(pid: int) -> str | None:
+    """What the kernel calls a process, 15 bytes at most; None when it is not seen from here."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").rstrip("\n")
+    except OSError:
+        return None
+
+
 def oom_kill_count() -> int | None:
     """Return how many processes the kernel has killed for want of memory since boot."""
     try:
