@@ -112,7 +112,7 @@ async def _members(cluster: AsyncCluster, names: Sequence[str]) -> dict[str, lis
     """How the members of pools are."""
     from fluster.actors import AsyncActorPool
 
-    pools: list[AsyncActorPool[Any]] = [AsyncActorPool(cluster, name) for name in names]
+    pools: list[AsyncActorPool[object]] = [AsyncActorPool(cluster, name) for name in names]
     found = await asyncio.gather(*(pool.members() for pool in pools))
     return dict(zip(names, found, strict=True))
 

@@ -83,7 +83,7 @@ class _SharingPickler(ByValuePickler):
 
 class _Put(NamedTuple):
     array: weakref.ref[object]
-    ref: Ref[Any]
+    ref: Ref[object]
     size: int  # bytes
 
 

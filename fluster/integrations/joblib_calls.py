@@ -32,7 +32,7 @@ class JoblibBatch:
     def encode(self, calls: Any, share: Callable[[Any], Ref[Any] | None]) -> None:
         """Take the calls in. What cannot be pickled is raised by `result`."""
 
-        def shared(value: Any) -> Ref[Any] | None:
+        def shared(value: object) -> Ref[object] | None:
             ref = share(value)
             if ref is not None:
                 self._refs.append(ref)

@@ -6,7 +6,7 @@ import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, GenericAlias, ModuleType, NoneType, UnionType
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import NamedTuple, get_args, get_origin
 
 import cloudpickle
 
@@ -32,7 +32,7 @@ class FunctionPickles:
     def __init__(self) -> None:
         self._kept: dict[int, _Kept] = {}  # {id of the function, which is kept alive}
 
-    def of(self, function: Callable[..., Any]) -> bytes:
+    def of(self, function: Callable[..., object]) -> bytes:
         """The pickle of a function as it is now. Raises TypeError for what cannot be called, or pickled.
 
         One of a script or a notebook travels by value, with the globals that it names: it is pickled anew unless all that

@@ -123,8 +123,12 @@ class TaskRunner:
         threading.Thread(target=self._shutdown, args=(_FINISH_S,), name="end of the worker").start()
 
     def _call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], limit_s: float | None
-    ) -> Any:
+        self,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        limit_s: float | None,
+    ) -> object:
         if limit_s is None:
             return function(*args, **kwargs)
         if self._thread is None:

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from fluster_bus.core.errors import FlusterError, InvalidMessageError, InvalidNameError
 
@@ -38,7 +37,7 @@ class FaultLog:
     def fault(self, error: BaseException, message: str, *parts: object) -> None:
         """Log an error that no reader should have met, with where it was raised."""
         if self._has_room():
-            kept: list[Any] = [each if isinstance(each, int) else one_bounded_line(each) for each in parts]
+            kept: list[object] = [each if isinstance(each, int) else one_bounded_line(each) for each in parts]
             self._log.error(
                 f"{message}: %s", *kept, one_bounded_line(f"{type(error).__name__}: {error}"), exc_info=error
             )

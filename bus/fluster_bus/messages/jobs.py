@@ -79,7 +79,7 @@ class Entrypoint(Message):
     pickled: bytes | None = Field(default=None, max_length=MAX_ENTRYPOINT_BYTES, repr=False)
     callable: Callable[..., object] | None = Field(default=None, exclude=True)
     args: tuple[Any, ...] = Field(default=(), exclude=True)
-    kwargs: Mapping[str, Any] = Field(default_factory=dict, exclude=True)
+    kwargs: Mapping[str, object] = Field(default_factory=dict, exclude=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -40,7 +40,9 @@ class JsonMethod:
         self._adapters = {each.name: _adapter(each.annotation, scope) for each in parameters}
         self._result = _adapter(signature.return_annotation, scope)
 
-    def arguments(self, args: list[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(
+        self, args: list[object], kwargs: Mapping[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         """What to call the method with. Raises InvalidArgumentsError, which names each argument that is wrong."""
         try:
             bound = self._signature.bind(*args, **kwargs)

@@ -34,7 +34,7 @@ class _Deploy(Protocol[Options]):
     @overload
     def __call__(
         self, cluster: AsyncCluster, actor_class: type[T], /, *args: Options.args, **options: Options.kwargs
-    ) -> Coroutine[Any, Any, AsyncActorPool[T]]: ...
+    ) -> Coroutine[object, None, AsyncActorPool[T]]: ...
 
 
 def _for_either_cluster(

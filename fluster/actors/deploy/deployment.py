@@ -140,7 +140,7 @@ class Deployment(Generic[T]):
 def job_request(
     actor_class: type[object],
     args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    kwargs: Mapping[str, object],
     *,
     name: str | None,
     replicas: int,
@@ -168,7 +168,7 @@ def job_request(
     )
 
 
-async def _is_served(pool: AsyncActorPool[Any], if_exists: IfExists) -> bool:
+async def _is_served(pool: AsyncActorPool[object], if_exists: IfExists) -> bool:
     """True when the pool that serves the name already is to be had; False once none does. Raises ActorNameTakenError."""
     taken = await pool.wait_for_members(0)
     if not taken or if_exists == "get":
@@ -199,7 +199,7 @@ async def _has_ended(cluster: AsyncCluster, job_id: JobId) -> bool:
         return False
 
 
-async def _leave_nothing(pool: AsyncActorPool[Any], *, is_late: bool) -> list[str]:
+async def _leave_nothing(pool: AsyncActorPool[object], *, is_late: bool) -> list[str]:
     """Why it was not there yet, if it `is_late` and the reason is known."""
     why = []
     if is_late and pool.job_id is not None:
@@ -213,7 +213,7 @@ async def _leave_nothing(pool: AsyncActorPool[Any], *, is_late: bool) -> list[st
     return why
 
 
-async def _all_answered(pool: AsyncActorPool[Any], replicas: int) -> None:
+async def _all_answered(pool: AsyncActorPool[object], replicas: int) -> None:
     try:
         members = await pool.wait_for_members(replicas, job_id=pool.job_id, timeout=_LONG_S)
     except TimeoutError as late:
@@ -265,7 +265,7 @@ def exception_of(error: TaskError) -> Exception:
     return restored(error.pickled, otherwise, traceback=error.traceback, where="in the actor's process")
 
 
-async def _first(*running: Coroutine[Any, Any, None] | asyncio.Task[None]) -> None:
+async def _first(*running: Coroutine[object, None, None] | asyncio.Task[None]) -> None:
     """Run side by side until one has ended; raise what it raised, and end the others."""
     tasks = [asyncio.ensure_future(each) for each in running]
     try:

@@ -110,7 +110,7 @@ class AsyncActorHandle(Generic[T_co]):
         self,
         method: str,
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
         timeout: float | None,
         wait: bool,
         *,

@@ -49,7 +49,7 @@ _MOST_CHECKED = 1_000  # names of methods that are known to be right
 
 
 def _on_own_loop(
-    method: Callable[Concatenate[Pool, P], Coroutine[Any, Any, T]],
+    method: Callable[Concatenate[Pool, P], Coroutine[object, None, T]],
 ) -> Callable[Concatenate[Pool, P], Coroutine[object, None, T]]:
     """Have a method run on the loop of its pool's connection, whichever awaits it."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import json
-from typing import Any
 
 from fluster.actors.protocol.failures import failure_payload
 from fluster.errors import (
@@ -106,7 +105,7 @@ def decode_reply(data: bytes) -> tuple[bool, bytes]:
 
 def _exception(kind: str, message: str) -> Exception | None:
     """The exception itself where it is Fluster's or Python's own, and made of a text."""
-    found: Any = _KNOWN.get(kind) or getattr(builtins, kind, None)
+    found: object = _KNOWN.get(kind) or getattr(builtins, kind, None)
     if not isinstance(found, type) or not issubclass(found, Exception):
         return None
     try:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 _BREATH = 64  # items of an asynchronous generator between which others may run on its loop
 
-Items = Generator[Any, Any, Any] | AsyncGenerator[Any, Any]
+Items = Generator[object, None, object] | AsyncGenerator[object, None]
 
 
 class StreamCall(Protocol):

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from inspect import iscoroutine
-from typing import Any
 
 from fluster.actors.definition.context import Cancellation
 from fluster.actors.definition.definition import ON_FAILURE, ON_RESTORE, ON_START, ON_STOP, ActorOptions, methods_of
@@ -56,7 +55,7 @@ def start_hook(
 
 
 async def outcome_of(
-    method: Coroutine[Any, Any, Any], cancellation: Cancellation | None = None
+    method: Coroutine[object, None, object], cancellation: Cancellation | None = None
 ) -> tuple[object, BaseException | None]:
     """What a coroutine returns or raises; never an exception, since some of them would end the loop."""
     try:

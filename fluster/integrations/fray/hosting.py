@@ -26,7 +26,7 @@ def host(
     group_name: str,
     actor_class: type,
     args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    kwargs: Mapping[str, object],
     *,
     max_concurrency: int,
     environment: EnvironmentConfig,

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 from fluster_bus.connection.bus import Bus, Subscription
 from fluster_bus.core import buckets, subjects
@@ -56,7 +55,7 @@ class OfferResponder:
         draining: Draining,
         gpus: GpuWatch,
         in_containers: bool,
-        start: Callable[[Row[TaskRecord], str, JobRecord | None], Coroutine[Any, Any, None]],
+        start: Callable[[Row[TaskRecord], str, JobRecord | None], Coroutine[object, None, None]],
         give_back: Callable[[str], Awaitable[None]],
         trouble: Callable[[], str | None],
         spawn: Callable[[Coroutine[object, None, None]], None],

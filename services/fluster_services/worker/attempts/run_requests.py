@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import buckets, subjects
@@ -83,7 +83,7 @@ class RunRequests:
         check: Callable[[Namespace, JobRequest], Awaitable[str | None]],
         take: Callable[[Offer], Awaitable[str | None]],
         give_back: Callable[[str], Awaitable[None]],
-        start: Callable[[Coroutine[Any, Any, _ClaimResult]], asyncio.Task[_ClaimResult]],
+        start: Callable[[Coroutine[object, None, _ClaimResult]], asyncio.Task[_ClaimResult]],
         claim_within_s: float,
     ) -> None:
         self._bus = bus

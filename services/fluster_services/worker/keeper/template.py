@@ -23,7 +23,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_bus.running.prctl import set_process_name
@@ -279,7 +278,9 @@ class _Template:
                 self._watchdog.renew(Path(request["lease"]["state_dir"]), request["lease"]["ended_by"])
                 continue
             try:
-                answer: dict[str, Any] = {"pid": self._fork_keeper(Path(request["draft"]), Path(request["directory"]))}
+                answer: dict[str, object] = {
+                    "pid": self._fork_keeper(Path(request["draft"]), Path(request["directory"]))
+                }
             except OSError as error:
                 answer = {"error": str(error), "errno": error.errno}
             try:
