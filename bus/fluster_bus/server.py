@@ -25,7 +25,7 @@ from fluster_bus.core.roles import (
     users,
 )
 from fluster_bus.core.stream_bounds import NamespaceBounds, store_bytes
-from fluster_bus.direct.pulse import SERVER_PINGS
+from fluster_bus.direct.wire import SERVER_PINGS
 from fluster_bus.server_process import (
     LOOPBACK,
     PORT_ATTEMPTS,
@@ -307,7 +307,7 @@ class EmbeddedServer:
 
     def _trusted(self) -> str:
         if self._authority is not None:
-            from fluster_bus.trust.servers import trust_configuration
+            from fluster_bus.trust.authority import trust_configuration
 
             return trust_configuration(self._authority, self.store_dir / "accounts")
         return accounts_configuration(

@@ -12,10 +12,9 @@ from fluster.deferred_imports import lazy_names
 if TYPE_CHECKING:
     from fluster.actors.client.broadcast import Answer, AsyncBroadcastResult, BroadcastResult
     from fluster.actors.definition.timers import every
-    from fluster.actors.pool.blocking_pool import ActorPool
+    from fluster.actors.pool.blocking_pool import ActorPool, ClusterResolver, FixedResolver, Resolver
     from fluster.actors.pool.handles import ActorHandle, AsyncActorHandle, Verb
     from fluster.actors.pool.pool import AsyncActorPool
-    from fluster.actors.pool.resolver import ClusterResolver, FixedResolver, Resolver
     from fluster.actors.protocol.members import Member, MemberState
     from fluster.actors.results.futures import ActorFuture
     from fluster.actors.results.reader import ActorStream
@@ -50,14 +49,13 @@ if not TYPE_CHECKING:
     __getattr__ = lazy_names(
         __name__,
         {
-            "pool.blocking_pool": ("ActorPool",),
+            "pool.blocking_pool": ("ActorPool", "ClusterResolver", "FixedResolver", "Resolver"),
             "client.broadcast": ("Answer", "AsyncBroadcastResult", "BroadcastResult"),
             "results.futures": ("ActorFuture",),
             "pool.handles": ("ActorHandle", "AsyncActorHandle", "Verb"),
             "protocol.members": ("Member", "MemberState"),
             "pool.pool": ("AsyncActorPool",),
             "results.reader": ("ActorStream",),
-            "pool.resolver": ("ClusterResolver", "FixedResolver", "Resolver"),
             "server.server": ("ActorServer",),
             "definition.timers": ("every",),
         },

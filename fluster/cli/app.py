@@ -23,7 +23,6 @@ from fluster.cli import (
     deploy,
     jobs,
     namespaces,
-    stacks,
     submit,
     tokens,
     workers,
@@ -125,7 +124,7 @@ _add("submit", submit.submit, "Jobs", **_WORDS)
 _add("ps", jobs.ps, "Jobs")
 _add("status", jobs.status, "Jobs")
 _add("explain", jobs.explain, "Jobs")
-_add("stack", stacks.stack, "Jobs")
+_add("stack", jobs.stack, "Jobs")
 _add("logs", jobs.logs, "Jobs")
 _add("result", jobs.result, "Jobs")
 _add("cancel", jobs.cancel, "Jobs")

@@ -79,8 +79,7 @@ def init(
       fluster credentials init --url tls://bus.example.org
       fluster credentials init --url tls://bus-1.example.org,tls://bus-2.example.org,tls://bus-3.example.org
     """
-    from fluster_bus.trust.authority import Authority
-    from fluster_bus.trust.servers import encrypted_configuration, signed_configuration
+    from fluster_bus.trust.authority import Authority, encrypted_configuration, signed_configuration
 
     is_new = not Authority.is_there(authority)
     made = Authority.of_cluster(authority)
@@ -239,7 +238,7 @@ def passwords(
     Try:
       fluster credentials passwords credentials
     """
-    from fluster_bus.configuration.credentials import known_url, write_credentials
+    from fluster_bus.configuration.server_configuration import known_url, write_credentials
 
     given = list(dict.fromkeys([*filter(None, [Options.of(context).namespace]), *split(namespace)]))
     reached = url or known_url(folder) or DEFAULT_URL
@@ -300,7 +299,7 @@ def existing(folder: Path) -> Authority:
 def _push(context: typer.Context, issuer: Authority) -> None:
     import asyncio
 
-    from fluster_bus.trust.servers import publish_accounts
+    from fluster_bus.trust.authority import publish_accounts
 
     asyncio.run(publish_accounts(issuer, servers(context, issuer)))
 

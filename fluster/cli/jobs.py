@@ -1,9 +1,10 @@
-"""Jobs: listed, looked at, followed and ended."""
+"""Jobs: listed, looked at, followed and ended; and where their tasks are in their Python code."""
 
 from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import pickle
 import sys
 import time
@@ -15,16 +16,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fluster.cli.common.exit_codes import CommandError, ExitCode, one_line, say
-from fluster.cli.common.job_details import shown_details
-from fluster.cli.common.log_lines import print_chunks
-from fluster.cli.common.options import Grep, Options, Since
-from fluster.cli.common.output import age, duration, jsonable, write, write_json, write_table
-from fluster.cli.common.shortened_ids import find_job
+from fluster.cli.common.options import Grep, Options, Since, find_job
+from fluster.cli.common.output import (
+    age,
+    duration,
+    jsonable,
+    print_chunks,
+    shown_details,
+    write,
+    write_json,
+    write_table,
+)
 
 if TYPE_CHECKING:
     from fluster.cluster import Cluster
     from fluster_bus.messages import JobId, JobInfo
     from fluster_bus.messages.parts.arrays import TaskArray
+    from fluster_bus.messages.stacks import StackFrame, TaskStack
 
 _LONG = 80  # characters of a line of output that is not shown twice
 _MAX_COMMAND = 60  # characters of a command in a list on a terminal
@@ -34,6 +42,7 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or its begi
 TaskNumber = Annotated[
     int | None, typer.Option(min=0, help="Only of this task, by its number in `fluster status`, of an array there.")
 ]
+_CALLS = "/fluster_services/worker/task/task_process.py"  # the module that calls a job's callable
 
 
 def ps(
@@ -345,3 +354,58 @@ def outcome(info: JobInfo, *, seen: str | None = None) -> str:
 
 def _moment(seconds: float | None) -> str:
     return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
+
+
+def stack(
+    context: typer.Context,
+    job: Id,
+    *,
+    task: TaskNumber = None,
+) -> None:
+    """Show in which Python functions a job's tasks are: where they hang.
+
+    Each task's worker reads it from the memory of the task's processes, with py-spy, which does not stop them. The
+    innermost function of each thread comes first. Exit code 1 when the stacks of no process could be read.
+
+    Try:
+      fluster stack train-3f2a
+      fluster stack train-3f2a --task 3
+    """
+    options = Options.of(context)
+    with options.connect() as cluster:
+        job_id = find_job(cluster, job)
+        info = cluster.poll(job_id)
+        found = cluster.stack(job_id, task=task_of(info, task))
+    if options.json:
+        write_json([each.model_dump(mode="json") for each in found.tasks])
+    else:
+        for each in found.tasks:
+            _show(each, info)
+    if found.running > len(found.tasks) and task is None:
+        say(f"{len(found.tasks)} of the {found.running} tasks that run are shown; --task shows another")
+    if not any(process.threads for each in found.tasks for process in each.processes):
+        raise CommandError(f"job {job_id}: no stack of its processes could be read", ExitCode.FAILED)
+
+
+def without_ours(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
+    """Those within the function by which Fluster calls the user's; all of them where there is nothing else."""
+    users = list(itertools.takewhile(lambda frame: not frame.file.endswith(_CALLS), frames))
+    return users or frames
+
+
+def _show(found: TaskStack, info: JobInfo) -> None:
+    write(f"task {info.number_of(found.task)}, attempt {found.attempt}, on {found.worker_id}")
+    if found.problem:
+        write(f"  {one_line(found.problem)}")
+    for process in found.processes:
+        write(one_line(f"process {process.pid}: {process.command}"))
+        if process.problem:
+            write(f"  {one_line(process.problem)}")
+        for thread in process.threads:
+            state = "runs" if thread.is_active else "waits"
+            gil = ", has the GIL" if thread.holds_gil else ""
+            write(f"  thread {one_line(thread.name) or '-'} {state}{gil}")
+            for frame in without_ours(thread.frames):
+                write(f"    {one_line(f'{frame.function} ({frame.file}:{frame.line})')}")
+    if found.cut:
+        write("there is more than is shown")

@@ -21,9 +21,8 @@ from fluster.cli.common.job_options import (
     text_option,
     variables_option,
 )
-from fluster.cli.common.options import MAX_SECONDS, Options, refuse_empty
+from fluster.cli.common.options import MAX_SECONDS, Options, at_worker, find_job, refuse_empty, unknown_worker
 from fluster.cli.common.output import write, write_json
-from fluster.cli.common.shortened_ids import at_worker, find_job, unknown_worker
 from fluster.cli.jobs import dumped, outcome, print_logs, succeeded
 
 if TYPE_CHECKING:

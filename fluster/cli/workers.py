@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from fluster.cli.common.exit_codes import ExitCode, one_line, say
-from fluster.cli.common.log_lines import print_chunks
-from fluster.cli.common.options import MAX_SECONDS, Grep, Options, Since
-from fluster.cli.common.output import age, duration, size, write, write_json, write_table
-from fluster.cli.common.shortened_ids import at_worker, find_job
+from fluster.cli.common.options import MAX_SECONDS, Grep, Options, Since, at_worker, find_job
+from fluster.cli.common.output import age, duration, print_chunks, size, write, write_json, write_table
 
 if TYPE_CHECKING:
     from fluster.cluster import Cluster

@@ -7,7 +7,7 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from fluster.remote_errors.readable_errors import shave
+from fluster.remote_errors.kindred_errors import shave
 from fluster_bus.core.errors import ClosedError
 
 if TYPE_CHECKING:

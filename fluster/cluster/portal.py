@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from fluster.deferred_imports import import_later
 from fluster.errors import ForkedError
-from fluster.remote_errors.readable_errors import shave
+from fluster.remote_errors.kindred_errors import shave
 from fluster_bus.core.errors import ClosedError
 from fluster_bus.running.blocked_waits import wait_for_future
 from fluster_bus.running.event_loops import HAS_UVLOOP, loop_factory

@@ -15,7 +15,7 @@ from fluster.actors.protocol.failures import encode_failure
 from fluster.actors.server.server import ActorServer
 from fluster.cluster.refs import Ref, resolved
 from fluster.errors import ActorTimeoutError, NotRunError
-from fluster.remote_errors.readable_errors import add_remedy
+from fluster.remote_errors.kindred_errors import add_remedy
 from fluster_bus.core import codec
 from fluster_bus.payloads import payloads
 

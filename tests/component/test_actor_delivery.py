@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fluster.actors import ActorPool, AsyncActorPool, method
-from fluster.actors.client import retries
+from fluster.actors.client import pending_calls
 from fluster.cluster import AsyncCluster, Cluster
 from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError
 from fluster_bus.core import codec
@@ -106,7 +106,7 @@ async def test_the_awaited_pool_retries_as_well(shared: Env) -> None:
 
 def test_a_retry_never_comes_after_the_deadline(shared: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S"):
-        monkeypatch.setattr(retries, name, 100 * TIMEOUT_S)
+        monkeypatch.setattr(pending_calls, name, 100 * TIMEOUT_S)
     flaky = Flaky(*(FlakyError(str(number)) for number in range(9)))
     shared.serve("hurried", flaky)
     pool = shared.pool("hurried")

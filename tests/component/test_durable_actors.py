@@ -33,7 +33,7 @@ from fluster_bus.core.errors import DisconnectedError, MessageTooLargeError, Req
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import HandledCalls, SavedState
 from fluster_bus.storage import streams
-from fluster_bus.storage.stored_calls import StoredCall, calls_feed, store_call
+from fluster_bus.storage.stored_messages import StoredCall, calls_feed, store_call
 from fluster_bus.storage.tables import Table
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, Gate
 from tests.insides import caller_of

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
+from fluster.actors.client.lane_calls import LaneReaders
 from fluster_bus.access.address import BusAddress
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import ClosedError, ConnectError, CredentialsError, DisconnectedError, MessageTooLargeError
 from fluster_bus.core.roles import Role
 from fluster_bus.direct import wire
 from fluster_bus.direct.lane import Lane
-from fluster_bus.direct.lane_readers import LaneReaders
 from fluster_bus.direct.line import Line
-from fluster_bus.direct.pulse import PingTiming
+from fluster_bus.direct.wire import PingTiming
 from fluster_bus.server import EmbeddedServer
 from tests.component.conftest import freeze_server, kill_server
 from tests.component.nats_servers import configured

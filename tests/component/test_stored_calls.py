@@ -8,7 +8,7 @@ from fluster_bus.core import subjects
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import Done, TrimCalls
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.storage.stored_calls import calls_feed, store_call
+from fluster_bus.storage.stored_messages import calls_feed, store_call
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController
 

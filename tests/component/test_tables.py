@@ -29,7 +29,7 @@ from fluster_bus.provisioning import provisioning
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage import feeds
 from fluster_bus.storage.feeds import CaughtUp, Feed
-from fluster_bus.storage.stored_calls import store_call
+from fluster_bus.storage.stored_messages import store_call
 from fluster_bus.storage.streams import append
 from fluster_bus.storage.tables import Deleted, Row, Table
 from tests.component.conftest import ConnectBus

@@ -18,8 +18,7 @@ from fluster_bus.core.errors import BusError, CredentialsError
 from fluster_bus.core.roles import Permissions, Role
 from fluster_bus.direct.line import Dialler, Line
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.trust.authority import Authority
-from fluster_bus.trust.servers import publish_accounts
+from fluster_bus.trust.authority import Authority, publish_accounts
 from fluster_bus.trust.tokens import user_token
 from tests.waiting import wait_until_async
 

@@ -15,8 +15,7 @@ from fluster_bus.connection.bus import Bus
 from fluster_bus.core.errors import CredentialsError
 from fluster_bus.core.names import unique_name
 from fluster_bus.core.roles import Role
-from fluster_bus.trust.authority import Authority
-from fluster_bus.trust.servers import publish_accounts, trust_configuration
+from fluster_bus.trust.authority import Authority, publish_accounts, trust_configuration
 from tests.component.nats_servers import configured
 from tests.waiting import wait_until_async
 

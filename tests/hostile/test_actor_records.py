@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fluster.actors import ActorPool, ActorServer, actor
-from fluster.actors.server.call_log import CallLog
+from fluster.actors.server.durable import CallLog
 from fluster.cluster import Cluster
 from fluster.cluster.client import AsyncCluster
 from fluster_bus.connection.bus import Bus

@@ -28,8 +28,7 @@ from fluster_bus.messages import Endpoint, EndpointId, Entrypoint, JobId, JobReq
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.objects import CHUNK_BYTES, ObjectStore
 from fluster_bus.storage.registry import Registry
-from fluster_bus.storage.stored_calls import store_call
-from fluster_bus.storage.stored_messages import MAX_SECRETS_BYTES
+from fluster_bus.storage.stored_messages import MAX_SECRETS_BYTES, store_call
 from fluster_bus.storage.streams import endpoint_key
 from fluster_bus.storage.tables import sequence_of_ack
 from fluster_services.config import LOCAL_TIMING, RecordLimits

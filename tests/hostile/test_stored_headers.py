@@ -18,7 +18,7 @@ from fluster_bus.direct import wire
 from fluster_bus.messages import Endpoint, EndpointId, JobId
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.registry import Registry
-from fluster_bus.storage.stored_calls import calls_feed
+from fluster_bus.storage.stored_messages import calls_feed
 from fluster_bus.storage.streams import endpoint_key
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, StartController, job_request

@@ -13,7 +13,7 @@ from fluster.actors.protocol.calls import Broadcast
 from fluster.actors.protocol.frames import now
 from fluster.actors.protocol.members import Member
 from fluster.actors.protocol.policies import RoundRobin
-from fluster.actors.routing.broadcast_out import BroadcastOut
+from fluster.actors.routing.messages_out import BroadcastOut
 from fluster.actors.routing.pool_state import PoolState
 from fluster_bus.core import codec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster.actors.server.call_log import REMEMBERED, REMEMBERED_BYTES, CallLog
+from fluster.actors.server.durable import REMEMBERED, REMEMBERED_BYTES, CallLog
 
 
 def test_what_was_handled_is_not_new() -> None:

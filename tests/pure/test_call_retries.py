@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluster.actors.client.retries import LONGEST_PAUSE_S, pause_before_retry
+from fluster.actors.client.pending_calls import LONGEST_PAUSE_S, pause_before_retry
 from fluster.actors.protocol import frames
 from fluster.actors.protocol.calls import Call, Done
 from fluster.actors.protocol.failures import RETRY, encode_failure

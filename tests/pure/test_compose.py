@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fluster_bus.configuration import server_configuration
-from fluster_bus.configuration.credentials import PASSWORDS_FILE
+from fluster_bus.configuration.server_configuration import PASSWORDS_FILE
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")

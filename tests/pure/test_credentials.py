@@ -7,7 +7,7 @@ import pytest
 from nats.aio.client import Client
 
 from fluster_bus.access.address import BusAddress
-from fluster_bus.configuration.credentials import PASSWORDS_FILE, write_credentials
+from fluster_bus.configuration.server_configuration import PASSWORDS_FILE, write_credentials
 from fluster_bus.core.errors import AddressError, InvalidNameError
 from fluster_bus.core.roles import Role, User
 from fluster_bus.trust.authority import Authority

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from fluster.cli.common.job_details import shown_details
+from fluster.cli.common.output import shown_details
 from fluster.cli.jobs import _in_a_list, outcome
 from fluster_bus.messages import (
     Entrypoint,

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fluster.cli.common.log_lines import print_chunks
-from fluster.cluster.jobs.log_chunks import LastLines, LogChunk, chunks_of
-from fluster.cluster.jobs.stream_order import StreamOrder
+from fluster.cli.common.output import print_chunks
+from fluster.cluster.jobs.log_chunks import LastLines, LogChunk, StreamOrder, chunks_of
 from fluster_bus.messages import JobId, LogBatch, LogLine
 
 

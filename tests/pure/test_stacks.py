@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fluster.cli.stacks import without_ours
+from fluster.cli.jobs import without_ours
 from fluster_bus.messages.stacks import StackFrame
 from fluster_services.worker.stacks import ReplyBudget, parsed, problem_of
 

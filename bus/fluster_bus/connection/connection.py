@@ -1,4 +1,7 @@
-"""The life of a connection to the bus: how it is made, lost, rebuilt and closed; what waits for answers fails when it is lost."""
+"""The life of a connection to the bus: how it is made, lost, rebuilt and closed; what waits for answers fails when it is lost.
+
+What nats-py raises becomes an error of Fluster's own here, with the remedy.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,24 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Self
 
 import nats.errors
+import nats.js.errors
 
+from fluster_bus.access.address import BusAddress
 from fluster_bus.access.tls import HandshakeError, client_context
 from fluster_bus.connection.nats_client import NO_LIMIT, QuickClient
-from fluster_bus.connection.nats_errors import connect_error, is_refusal
 from fluster_bus.core import subjects
 from fluster_bus.core.delivery import Delivery
-from fluster_bus.core.errors import BusError, ClosedError, ConnectError, CredentialsError, DisconnectedError
-from fluster_bus.direct.pulse import PingTiming
+from fluster_bus.core.errors import (
+    BusError,
+    ClosedError,
+    ConnectError,
+    CredentialsError,
+    DisconnectedError,
+    StorageError,
+    StorageTimeoutError,
+    UntrustedServerError,
+)
+from fluster_bus.direct.wire import PingTiming
 from fluster_bus.running.coroutines import SpawnedTasks, retried
 
 if TYPE_CHECKING:
@@ -382,3 +395,49 @@ class Connection:
     def spawn(self, task: Coroutine[object, None, None], name: str) -> None:
         """Run `task` until it ends or this connection is closed; an error in it is logged."""
         self._spawned.spawn(task, name)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the server said that it does not take the credentials."""
+    return "authorization" in str(error).lower()
+
+
+def connect_error(address: BusAddress, error: Exception) -> ConnectError:
+    """What the attempt to connect to `address` raises, which ended with `error`."""
+    file = address.file
+    if isinstance(error, HandshakeError):
+        return UntrustedServerError(str(error))
+    if is_refusal(error) and address.token is not None:
+        return CredentialsError(
+            f"{address} refused the credentials{f' in the file {file}' if file is not None else ''}: they were revoked, have expired, or "
+            "are of another cluster: have new ones made with `fluster credentials add`"
+        )
+    if is_refusal(error):
+        return CredentialsError(
+            f"{address} refused the credentials"
+            + (f" in the file {file}: they are of a cluster that is gone" if file is not None else "")
+            + ": take the address that the cluster printed, with user and password, or the file it wrote"
+        )
+    reason = str(error) or "timed out"
+    if file is not None:
+        return ConnectError(
+            f"no nats-server answers at {address}, which the file {file} names: the cluster that wrote it is "
+            f"gone, or does not answer: start one, as with `fluster up`, and take the address that it prints ({reason})"
+        )
+    return ConnectError(f"no nats-server answers at {address}: is the cluster up? ({reason})")
+
+
+_NOT_YET = 10008  # "JetStream system temporarily unavailable"
+
+
+def store_error(what: str, error: Exception) -> StorageError:
+    """The error to raise where `what` was to happen to a stream."""
+    if _is_silent(error):
+        return StorageTimeoutError(f"{what}: the server's store did not answer in time")
+    return StorageError(f"{what}: {error}")
+
+
+def _is_silent(error: Exception) -> bool:
+    if isinstance(error, nats.js.errors.ServiceUnavailableError):
+        return error.err_code in (None, _NOT_YET)
+    return isinstance(error, TimeoutError | nats.errors.NoRespondersError)

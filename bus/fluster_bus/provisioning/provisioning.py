@@ -16,7 +16,7 @@ from nats.js.api import (
     StreamInfo,
 )
 
-from fluster_bus.connection.nats_errors import store_error
+from fluster_bus.connection.connection import store_error
 from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import NoRespondersError, RequestTimeoutError, StorageError, StorageTimeoutError
 from fluster_bus.core.stream_bounds import (

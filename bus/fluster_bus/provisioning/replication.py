@@ -11,7 +11,7 @@ import nats.errors
 import nats.js.errors
 from nats.js.api import StreamConfig
 
-from fluster_bus.connection.nats_errors import store_error
+from fluster_bus.connection.connection import store_error
 from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import BusError, StorageError
 from fluster_bus.running.coroutines import retried

@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from fluster_bus.connection.nats_errors import store_error
+from fluster_bus.connection.connection import store_error
 from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import DisconnectedError
 from fluster_bus.messages.requests import StoredRequest

@@ -14,9 +14,8 @@ from fluster_bus.core.names import check_name, check_namespace, unique_name
 from fluster_bus.core.roles import Role
 from fluster_bus.messages.workers import MAX_NAMESPACES, MAX_USES, IssuedWorkers, JoinedWorker, JoinTokenRecord
 from fluster_bus.storage.streams import issued_workers_table, join_tokens_table, joined_workers_table
-from fluster_bus.trust.authority import Authority, Credentials, Issued
+from fluster_bus.trust.authority import Authority, Credentials, Issued, publish_accounts
 from fluster_bus.trust.join_tokens import JoinToken
-from fluster_bus.trust.servers import publish_accounts
 
 _KEPT_EXPIRED_S = 86_400.0  # so long a token is listed that has expired
 _MAX_LIFE_S = 366 * 86_400.0

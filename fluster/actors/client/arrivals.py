@@ -1,23 +1,28 @@
-"""What threads give a client to send, until its loop comes to it."""
+"""What threads give a client to send, until its loop comes to it, which an alarm wakes."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import copy
+import ctypes
+import errno
+import os
+import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
 from fluster.actors.protocol.calls import Broadcast, Call
 from fluster.actors.results.loop_calls import is_any_running, tell, tell_soon
 from fluster.errors import MailboxFullError
-from fluster_bus.running.alarm import Alarm
 
 MAX_QUEUED = 100_000  # calls that have not been sent yet
 _HAND_OVER = 256  # calls that a thread gives one after the other, until it lets the loop come to them
 _HAND_OVER_FOR_S = 0.0004  # at most
 _UNTIL_TAKEN_BACK_S = 0.0003  # amply, for a thread that goes on to wait for what it has given
+_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC if sys.platform == "linux" else 0  # as timerfd_create spells them too
 
 
 class Arrivals:
@@ -30,7 +35,7 @@ class Arrivals:
         self._awake = False
         self._wake = asyncio.Event()
         self._taken = threading.Event()  # all that was there
-        self._alarm: Alarm | None = None  # has the loop come to what was not taken back
+        self._alarm: LoopAlarm | None = None  # has the loop come to what was not taken back
         self.in_hand = False  # while the loop sends what it took
         self.closed: Exception | None = None  # why nothing is taken from now on
 
@@ -114,7 +119,7 @@ class Arrivals:
         """Wake the loop late for what may be taken back, where the system has alarms."""
         if self._alarm is None and self.closed is None:
             with contextlib.suppress(OSError):
-                self._alarm = Alarm(self._loop, _UNTIL_TAKEN_BACK_S, self._ring)
+                self._alarm = LoopAlarm(self._loop, _UNTIL_TAKEN_BACK_S, self._ring)
 
     def _ring(self) -> None:
         if self._items:
@@ -158,3 +163,58 @@ class Arrivals:
             self._alarm.close()
         if self.closed is not None:
             self._drop_all(self.closed)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Setting(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+
+
+class LoopAlarm:
+    """Rings on `loop` so long after it was set last: a timer of the kernel's, which the loop waits for beside its sockets.
+
+    Python has one from 3.13 on, which gives the interpreter's lock away at each call; this one keeps it.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, after_s: float, on_ring: Callable[[], object]) -> None:
+        """To be made on the loop. Raises OSError, also where there is no such timer."""
+        libc = ctypes.PyDLL(None, use_errno=True) if sys.platform == "linux" else None
+        if libc is None or not hasattr(libc, "timerfd_create"):
+            raise OSError(errno.ENOSYS, "this system has no timerfd")
+        self._settime = libc.timerfd_settime
+        descriptor = libc.timerfd_create(time.CLOCK_MONOTONIC, _FLAGS)
+        if descriptor < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+        self._descriptor = descriptor
+        whole, rest = divmod(int(after_s * 1e9), 1_000_000_000)
+        self._after = _Setting(_Timespec(0, 0), _Timespec(whole, rest))
+        self._never = _Setting()
+        self._in_time, self._off = ctypes.byref(self._after), ctypes.byref(self._never)
+        self._loop, self._on_ring = loop, on_ring
+        loop.add_reader(descriptor, self._ring)
+
+    def __del__(self) -> None:
+        # Not before: a thread that sets it must not find another's descriptor.
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+    def set(self) -> None:
+        """Have it ring once, counted from now."""
+        self._settime(self._descriptor, 0, self._in_time, None)
+
+    def call_off(self) -> None:
+        """Have it not ring, if it has not yet."""
+        self._settime(self._descriptor, 0, self._off, None)
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it was set anew, or called off, at this very moment
+            os.read(self._descriptor, 8)
+            self._on_ring()
+
+    def close(self) -> None:
+        """Ring no more. On the loop."""
+        self._loop.remove_reader(self._descriptor)

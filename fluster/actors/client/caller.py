@@ -21,9 +21,8 @@ from fluster.actors.client.carried_calls import CarriedCalls
 from fluster.actors.client.census import Explanations
 from fluster.actors.client.inboxes import Inboxes
 from fluster.actors.client.outcomes import Outcomes, settle
-from fluster.actors.client.pending_calls import Deadlines, HeldCalls, WaitingPools
+from fluster.actors.client.pending_calls import Deadlines, HeldCalls, PausedCalls, WaitingPools
 from fluster.actors.client.publisher import Notices, Publisher
-from fluster.actors.client.retries import PausedCalls
 from fluster.actors.client.rosters import Change, Joined, Left, Roster, Rosters, Synced, WatchFailed, was_shut_down
 from fluster.actors.client.stored_calls import StoredCalls
 from fluster.actors.protocol.calls import Broadcast, Call, Done, Send, failed, faulted

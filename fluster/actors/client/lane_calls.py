@@ -4,6 +4,8 @@ This is for a call, or a broadcast, that nothing of its client's comes before: n
 client's other connection is unanswered. So it does not matter that two connections have no common order. And it is for
 what usually happens: on all else that becomes of it (it fails, there are no responders, a member or its pool ends, its time is over)
 the router takes its message over, by `take`.
+
+Threads that wait for answers on a lane, each for its own, read for all of them in turn meanwhile (`LaneReaders`).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import functools
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import InvalidStateError
 from typing import Any, Protocol, TypeVar
@@ -22,17 +25,16 @@ from fluster.actors.protocol.calls import Broadcast, Call
 from fluster.actors.protocol.frames import Moment
 from fluster.actors.protocol.members import share_memory
 from fluster.actors.results.futures import ActorFuture
-from fluster.actors.routing.broadcast_out import BroadcastOut
-from fluster.actors.routing.messages_out import MessageOut
+from fluster.actors.routing.messages_out import BroadcastOut, MessageOut
 from fluster_bus.access.address import BusAddress
 from fluster_bus.core import codec, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import BusError, InvalidMessageError
 from fluster_bus.direct.lane import Lane
-from fluster_bus.direct.lane_readers import LaneReaders
-from fluster_bus.direct.waiting import Eagerness
+from fluster_bus.direct.waiting import Eagerness, Waker
 from fluster_bus.payloads import payloads
 from fluster_bus.payloads.arena import Lent
+from fluster_bus.running.blocked_waits import LOOK_S, wait_seeing_signals
 
 T = TypeVar("T")
 
@@ -251,3 +253,66 @@ class LaneFuture(ActorFuture[T]):
         if wait_alone is not None and timeout is None and not self.done():
             wait_alone()
         return super().result(timeout)
+
+
+class LaneReaders:
+    """Those of one lane. What they wait for is brought about by the lane's callbacks, in the thread that reads."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._turns = lane.turns
+        self._interrupter = Waker()
+
+    def read_while(
+        self,
+        is_out: Callable[[], bool],
+        when_done: Callable[[Callable[[], object]], object],
+        timeout_s: float | None,
+        eagerness: Eagerness | None = None,
+    ) -> None:
+        """Return when it `is_out` no more, or when the time is over or the lane is closed; take one's turn at reading meanwhile.
+
+        `when_done(callback)` has a callback run once it is not, at once if it is not already. The reading thread sleeps as late as
+        `eagerness` wants.
+        """
+        lane = self._lane
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while is_out() and lane.closed is None and (deadline is None or time.monotonic() < deadline):
+            woken = threading.Event()
+            try:
+                try:
+                    self._read_or_wait(woken, is_out, when_done, deadline, eagerness)
+                finally:
+                    lane.leave(woken.set)
+            finally:
+                lane.leave(woken.set)  # once more: Ctrl-C may come at any moment, in the midst of leaving too
+
+    def interrupt(self) -> None:
+        """Have the reading thread ask again whether it is done."""
+        self._interrupter.wake()
+
+    def _read_or_wait(
+        self,
+        woken: threading.Event,
+        is_out: Callable[[], bool],
+        when_done: Callable[[Callable[[], object]], object],
+        deadline: float | None,
+        eagerness: Eagerness | None,
+    ) -> None:
+        if not self._turns.ask(woken.set):
+            self._lane.wake()  # it may be the keeper's turn
+            when_done(woken.set)
+            wait_seeing_signals(woken.wait, _left_s(deadline))
+        if self._turns.has(woken.set):
+            self._read_in_turn(is_out, deadline, eagerness)
+
+    def _read_in_turn(self, is_out: Callable[[], bool], deadline: float | None, eagerness: Eagerness | None) -> None:
+        lane = self._lane
+        while is_out() and lane.closed is None and (deadline is None or time.monotonic() < deadline):
+            # As wait_seeing_signals does.
+            look_s = LOOK_S if deadline is None else min(deadline - time.monotonic(), LOOK_S)
+            lane.receive(look_s, beside=self._interrupter, eagerness=eagerness)
+
+
+def _left_s(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0)

@@ -30,7 +30,7 @@ from fluster_bus.core.errors import (
 )
 from fluster_bus.payloads import payloads
 from fluster_bus.running.coroutines import retried
-from fluster_bus.storage.stored_calls import store_call
+from fluster_bus.storage.stored_messages import store_call
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from fluster.errors import (
     JobRefusedError,
     RemoteError,
 )
-from fluster.remote_errors.readable_errors import restored
+from fluster.remote_errors.kindred_errors import restored
 from fluster_bus.core import codec, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.names import check_name, unique_name

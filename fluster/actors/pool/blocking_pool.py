@@ -1,9 +1,9 @@
-"""Pools for programs that block."""
+"""Pools for programs that block, and how a name becomes one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Generic, NoReturn, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 from fluster.actors.client.broadcast import BroadcastResult
 from fluster.actors.definition.definition import check_timeout
@@ -15,8 +15,9 @@ from fluster.actors.results.futures import result_of
 from fluster.actors.results.maps import MAX_OUT, MapResults, UnorderedMapResults
 from fluster.cluster import Cluster
 from fluster.cluster.blocking_methods import blocking, blocking_iterator
-from fluster.errors import ForkedError
+from fluster.errors import ActorNotFoundError, ForkedError
 from fluster_bus.core.errors import ClosedError
+from fluster_bus.core.names import near
 from fluster_bus.messages import JobId
 
 T_co = TypeVar("T_co", covariant=True)
@@ -157,3 +158,39 @@ def _found_again(name: str, recipe: dict[str, Any]) -> ActorPool[Any]:
     from fluster.cluster import current_cluster
 
     return ActorPool(current_cluster(), name, **recipe)
+
+
+class Resolver(Protocol):
+    """Finds the actors of a name."""
+
+    def lookup(self, name: str) -> ActorPool[Any]:
+        """The pool of that name."""
+        ...
+
+
+class ClusterResolver:
+    """Finds actors in the cluster's registry; the pool follows the members that come and go."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def lookup(self, name: str) -> ActorPool[Any]:
+        """The pool of that name, which may be empty as yet."""
+        return ActorPool(self._cluster, name)
+
+
+class FixedResolver:
+    """Finds actors at addresses that are given: `{name: address or [addresses]}`, as `pool.members()` tells them."""
+
+    def __init__(self, addresses: Mapping[str, str | Sequence[str]], cluster: Cluster) -> None:
+        self._members = {
+            name: tuple(Member.at(name, each) for each in ([given] if isinstance(given, str) else given))
+            for name, given in addresses.items()
+        }
+        self._cluster = cluster
+
+    def lookup(self, name: str) -> ActorPool[Any]:
+        """The pool of that name. Raises ActorNotFoundError when no address was given for it."""
+        if name not in self._members:
+            raise ActorNotFoundError(f"no address was given for {name!r}{near(name, self._members)}")
+        return ActorPool(self._cluster, name, fixed=self._members[name])

@@ -10,7 +10,7 @@ from fluster.actors.protocol.members import Member
 from fluster.actors.protocol.policies import Policy
 from fluster.actors.results.futures import ActorFuture, result_of
 from fluster.errors import NotRunError
-from fluster.remote_errors.readable_errors import shave
+from fluster.remote_errors.kindred_errors import shave
 
 if TYPE_CHECKING:
     from fluster.actors.pool.blocking_pool import ActorPool

@@ -7,8 +7,7 @@ import pickle
 import traceback as tracebacks
 
 from fluster.errors import RemoteError
-from fluster.remote_errors.kindred_errors import kindred
-from fluster.remote_errors.readable_errors import from_user_code, restored
+from fluster.remote_errors.kindred_errors import from_user_code, kindred, restored
 from fluster_bus.core import codec
 
 _MAX_TEXT = 64 << 10  # characters of a traceback or message; an exception never fills a message

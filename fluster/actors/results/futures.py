@@ -13,7 +13,7 @@ from fluster.actors.results.lazy_future import LazyFuture, state_lock
 from fluster.actors.results.loop_calls import is_running
 from fluster.cluster.jobs.arguments import check_patience
 from fluster.errors import ActorTimeoutError
-from fluster.remote_errors.readable_errors import shave
+from fluster.remote_errors.kindred_errors import shave
 from fluster_bus.payloads import payloads
 from fluster_bus.running.blocked_waits import wait_for_future
 

@@ -29,8 +29,7 @@ from fluster.actors.protocol.failures import FULL, advice_of
 from fluster.actors.protocol.frames import Moment, WireReply
 from fluster.actors.protocol.members import Member
 from fluster.actors.protocol.policies import UNCOUNTED, Policy
-from fluster.actors.routing.broadcast_out import BroadcastOut
-from fluster.actors.routing.messages_out import MessageOut, MessagesOut
+from fluster.actors.routing.messages_out import BroadcastOut, MessageOut, MessagesOut
 from fluster.actors.routing.pool_state import PoolState
 from fluster.actors.routing.routing_pass import RoutingPass, nobody_listens
 from fluster.errors import ActorNotFoundError, ConnectionLostError

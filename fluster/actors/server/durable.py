@@ -4,6 +4,8 @@ What is kept of a durable actor are two rows. `handled` tells up to which call o
 answer to the last, `state` what was saved, and in which call. Both are written only at the revision that this instance
 wrote last; it begins by writing both, so the instance that served before can write neither, and answers nothing from then on, as the
 row comes before the answer.
+
+Which of the stored calls are to be run is decided by `CallLog`, without any I/O.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+from collections import OrderedDict
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from fluster.actors.protocol import frames
 from fluster.actors.protocol.failures import encode_failure
-from fluster.actors.server.call_log import CallLog
 from fluster.actors.server.outbox import Outbox, Reply
 from fluster.actors.server.producer import Producer
 from fluster.actors.server.seats import Seat
@@ -36,7 +38,7 @@ from fluster_bus.messages import Done, HandledCalls, KeptAnswer, SavedState, Tri
 from fluster_bus.payloads import payloads
 from fluster_bus.storage.feeds import Entry
 from fluster_bus.storage.objects import ObjectStore
-from fluster_bus.storage.stored_calls import StoredCall, calls_feed
+from fluster_bus.storage.stored_messages import StoredCall, calls_feed
 from fluster_bus.storage.streams import handled_table, states_table
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ _PAUSE_S, _MAX_LAG_S = 0.05, 5.0
 _REPLIES = (
     f"{subjects.inbox_prefix('stored')}."  # stands for the inbox of a stored call's caller; nothing is subscribed to it
 )
+REMEMBERED = 64  # calls that were handled last, by whose ids those that come again are known
+REMEMBERED_BYTES = 4 << 20  # of them, as they stay in the stream for the next instance
 
 
 class _Running:
@@ -343,3 +347,45 @@ class DurableActor:
             key = buckets.state_key(self._name)
             self._state_at = await self._put(self._states, key, state, self._state_at)
             self._state = state
+
+
+class CallLog:
+    """How far the calls are handled, and which of them came last.
+
+    It sees every call that the stream still holds, in order, and so knows after a restart what it knew before:
+    what is remembered is never dropped from the stream.
+    """
+
+    def __init__(self, handled: int = 0) -> None:
+        self.handled = handled  # the sequence of the last call that is not to be run again
+        self._sizes: OrderedDict[str, tuple[int, int]] = OrderedDict()  # {call id: (sequence, bytes)}, the oldest first
+        self._bytes = 0
+        self._forgotten = 0  # since `droppable` last returned some
+
+    def is_new(self, sequence: int, call_id: str, size: int) -> bool:
+        """Whether a call is to be run. One that is not counts as handled."""
+        if sequence > self.handled and call_id not in self._sizes:
+            return True
+        self.on_handled(sequence, call_id, size)
+        return False
+
+    def on_handled(self, sequence: int, call_id: str, size: int) -> None:
+        """A call was run, or has come again."""
+        self.handled = max(sequence, self.handled)
+        if call_id in self._sizes:
+            return  # remembered from when it came first, as it will be after a restart
+        self._sizes[call_id] = sequence, size
+        self._bytes += size
+        while len(self._sizes) > REMEMBERED or (self._bytes > REMEMBERED_BYTES and len(self._sizes) > 1):
+            _id, (_sequence, forgotten) = self._sizes.popitem(last=False)
+            self._bytes -= forgotten
+            self._forgotten += 1
+
+    def droppable(self) -> int | None:
+        """Before which sequence calls can be dropped from the stream; None when it is not worth the while yet."""
+        if self._forgotten < REMEMBERED and self._bytes < REMEMBERED_BYTES // 2:
+            return None
+        if self._forgotten == 0:
+            return None
+        self._forgotten = 0
+        return next(iter(self._sizes.values()))[0]

@@ -32,9 +32,9 @@ from fluster.actors.protocol.members import (
 )
 from fluster.actors.results.loop_calls import StoredPayloads
 from fluster.actors.server.actor_lane import ActorLane
-from fluster.actors.server.delivery_order import DeliveryOrder
 from fluster.actors.server.durable import DurableActor
 from fluster.actors.server.hosted import HostedActor
+from fluster.actors.server.mailbox import DeliveryOrder
 from fluster.actors.server.outbox import Outbox
 from fluster.actors.server.producer import Producer
 from fluster.actors.server.seats import Seat

@@ -14,8 +14,7 @@ from datetime import UTC, datetime, timedelta
 from fluster.cluster.jobs.arguments import check_job_id, check_number, log_start
 from fluster.cluster.jobs.job_states import UNANSWERED, JobStates
 from fluster.cluster.jobs.job_wait import wait_finished
-from fluster.cluster.jobs.log_chunks import LastLines, LogChunk
-from fluster.cluster.jobs.stream_order import StreamOrder
+from fluster.cluster.jobs.log_chunks import LastLines, LogChunk, StreamOrder
 from fluster_bus.connection.bus import Bus
 from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core import buckets, subjects

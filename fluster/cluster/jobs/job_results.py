@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from fluster.errors import JobFailedError, JobResultError
-from fluster.remote_errors.readable_errors import restored
+from fluster.remote_errors.kindred_errors import restored
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import codec
 from fluster_bus.core.errors import ObjectCorruptError, ObjectNotFoundError

@@ -1,4 +1,7 @@
-"""Many lines of a task's output at once: a message for each would cost more than all that is done with it."""
+"""Many lines of a task's output at once: a message for each would cost more than all that is done with it.
+
+Also the order in which a task wrote to its stdout and stderr, which are stored apart.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
-from fluster_bus.messages import JobId, LogLine
+from fluster_bus.messages import JobId, LogBatch, LogLine
 
 Written = tuple[float, str, bool]  # seconds since the epoch, the text, and whether its line goes on in the next
 
@@ -82,3 +85,34 @@ class LastLines:
         if chunks and self._held > self._count:
             chunks[0] = chunks[0].with_lines(chunks[0].lines[self._held - self._count :])
         return chunks
+
+
+class StreamOrder:
+    """Puts together what one chunk of an attempt's spool gave for either stream: its first batch waits for the second."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int], tuple[int, LogChunk]] = {}  # {(task, attempt): where it begins, its lines}
+
+    @property
+    def holds(self) -> bool:
+        """Whether lines wait for others."""
+        return bool(self._held)
+
+    def add(self, batch: LogBatch, chunk: LogChunk) -> list[LogChunk]:
+        """The lines that may be shown now that those of `batch`, which are in `chunk`, have come."""
+        key = chunk.task, chunk.attempt
+        held = self._held.pop(key, None)
+        if batch.more:
+            self._held[key] = batch.offset, chunk
+            shown = [held[1]] if held is not None else []
+        elif held is None:
+            shown = [chunk]
+        else:
+            offset, earlier = held
+            shown = merged(earlier, chunk) if offset == batch.offset else [earlier, chunk]
+        return [each for each in shown if each.lines]
+
+    def flush(self) -> list[LogChunk]:
+        """The lines that were held: what they wait for is not there."""
+        held, self._held = self._held, {}
+        return [chunk for _offset, chunk in held.values() if chunk.lines]

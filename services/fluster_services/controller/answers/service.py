@@ -36,7 +36,7 @@ from fluster_bus.messages.parts.wire_range import SPOKEN, why_apart
 from fluster_bus.messages.stacks import TaskStackRequest
 from fluster_bus.messages.workers import JoinRequest
 from fluster_bus.storage.objects import MAX_OBJECT_BYTES
-from fluster_bus.storage.stored_calls import drop_calls
+from fluster_bus.storage.stored_messages import drop_calls
 from fluster_services.controller.answers.endpoint_requests import EndpointRequests
 from fluster_services.controller.answers.joining import join_line
 from fluster_services.controller.answers.requests import Requests, present_pace

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from fluster.breakpoints import with_hook
 from fluster.progress_file import DIRECTORY_VARIABLE
-from fluster.remote_errors.readable_errors import add_remedy, from_user_code
+from fluster.remote_errors.kindred_errors import add_remedy, from_user_code
 from fluster.tracing import continue_trace
 from fluster_bus.running.prctl import die_with_parent, set_process_name
 from fluster_services.worker.contract.attempt_directory import (
