@@ -28,7 +28,7 @@ class Backlog:
         self._requests = [
             request for _, request in Workload(workers=1, jobs=1, load=1, tasks_up_to=1).shares if not request.gang
         ]
-        self._job_index, self._scheduler = JobIndex(), Scheduler()
+        self._job_index, self.scheduler = JobIndex(), Scheduler()
         self._submitted = self._revision = 0
         for _ in range(queued):
             self._submit()
@@ -48,19 +48,19 @@ class Backlog:
             key = self._apply(task)
             assert key is not None
             position = Position(position_in_line(task.order, task.priority), task.task, key)
-            self._scheduler.add(position, capacity.needed(task.resources))
+            self.scheduler.add(position, capacity.needed(task.resources))
 
     def pass_one_through(self) -> None:
         """Dispatch the first one, let it end, and submit another."""
-        ((position, need),) = self._scheduler.take(1)
+        ((position, need),) = self.scheduler.take(1)
         entry = self._job_index.get(position.job)
         assert entry is not None
         assert capacity.fits(need, _MACHINE)
-        self._scheduler.on_accepted(need, position)
+        self.scheduler.on_accepted(need, position)
         claimed = lifecycle.claim(entry.tasks[position.task].value, attempt=1, worker_id=_WORKER, now=1.0)
         assert claimed is not None
         self._apply(claimed)
-        self._scheduler.remove(position.job, position.task)
+        self.scheduler.remove(position.job, position.task)
         ended = lifecycle.end(
             claimed, attempt=1, worker_id=_WORKER, now=2.0, state=JobStatus.SUCCEEDED, reason="exit code 0"
         )

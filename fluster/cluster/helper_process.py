@@ -64,7 +64,7 @@ class HelperProcess:
         self._released = threading.Event()
         self._is_over = False
         with _forking:
-            self._process = self._start()
+            self.process = self._start()
             _helpers.add(self)
         threading.Thread(target=self._attend, name="fluster-owner-helper", daemon=True).start()
 
@@ -83,7 +83,7 @@ class HelperProcess:
         """Have a helper run until released. In a thread of its own, which mostly waits for the process to end."""
         restarts, started_at = Restarts(), time.monotonic()
         while True:
-            status = self._process.wait()
+            status = self.process.wait()
             if self._released.is_set():
                 return
             pause_s = restarts.on_end(time.monotonic() - started_at)
@@ -106,7 +106,7 @@ class HelperProcess:
                     return
                 self._close_pipe()
                 try:
-                    self._process = self._start()
+                    self.process = self._start()
                 except OSError as error:
                     log.info("the helper process of this program could not be started: %s", error)
 
@@ -134,7 +134,7 @@ class HelperProcess:
         return process
 
     def _close_pipe(self, last_words: bytes = b"") -> None:
-        pipe = self._process.stdin
+        pipe = self.process.stdin
         assert pipe is not None  # noqa: S101 - it is a pipe
         if not pipe.closed:
             with contextlib.suppress(BrokenPipeError), pipe:

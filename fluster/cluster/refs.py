@@ -154,13 +154,13 @@ class Refs:
             return found
         fetching = self._fetching.get(wire.ref_id)
         if fetching is None:
-            fetching = self._fetching[wire.ref_id] = asyncio.create_task(self._ask(wire), name=f"ref {wire.ref_id}")
+            fetching = self._fetching[wire.ref_id] = asyncio.create_task(self.ask(wire), name=f"ref {wire.ref_id}")
             fetching.add_done_callback(lambda _done: self._fetching.pop(wire.ref_id, None))
         payload = await asyncio.shield(fetching)
         self._keep(wire.ref_id, payload)
         return payload
 
-    async def _ask(self, wire: _Wire) -> bytes:
+    async def ask(self, wire: _Wire) -> bytes:
         if not subjects.is_inbox(wire.address):
             raise InvalidMessageError(f"a Ref says that {wire.address!r} answers for it, which is not an inbox")
         try:

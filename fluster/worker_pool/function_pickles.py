@@ -32,6 +32,9 @@ class FunctionPickles:
     def __init__(self) -> None:
         self._kept: dict[int, _Kept] = {}  # {id of the function, which is kept alive}
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def of(self, function: Callable[..., object]) -> bytes:
         """The pickle of a function as it is now. Raises TypeError for what cannot be called, or pickled.
 

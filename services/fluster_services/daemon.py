@@ -178,7 +178,7 @@ async def _main(
         loop.add_reader(owner_fd, leaving.set)  # nothing is ever written there: it can only end
     ready_fds = [ready_fd] if ready_fd is not None else []
     is_ready = asyncio.Event()
-    alive_file = _alive_file()
+    alive_path = alive_file()
 
     def ready() -> None:
         is_ready.set()
@@ -189,12 +189,12 @@ async def _main(
         log.info("%s is ready at %s", name, address)  # a reader of the log may count on what is above
 
     addresses = [address]
-    while (bus := await _connect(addresses, name, leaving)) is not None:
+    while (bus := await connect(addresses, name, leaving)) is not None:
         serving = asyncio.create_task(serve(bus, ready))
         lost = asyncio.Event()
         bus.on_end(lost.set)  # by the server's word, as when these credentials are revoked: the next connect tells
         leave, gone = asyncio.create_task(leaving.wait()), asyncio.create_task(lost.wait())
-        signs = asyncio.create_task(_show_life(bus, is_ready, alive_file))
+        signs = asyncio.create_task(show_life(bus, is_ready, alive_path))
         over = True
         try:
             await asyncio.wait({serving, leave, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -219,7 +219,7 @@ async def _main(
     return 128 + asked[-1] if on_leave is not None and len(asked) > 1 else 0
 
 
-def _alive_file() -> Path | None:
+def alive_file() -> Path | None:
     """The file that a supervisor of this daemon looks at; absent until it is ready."""
     if not os.environ.get(_ALIVE_VARIABLE):
         return None
@@ -231,7 +231,7 @@ def _alive_file() -> Path | None:
     return file
 
 
-async def _show_life(bus: Bus, is_ready: asyncio.Event, file: Path | None) -> None:
+async def show_life(bus: Bus, is_ready: asyncio.Event, file: Path | None) -> None:
     """Touch `file` now and then, as long as the bus brings back what is sent."""
     await is_ready.wait()
     while file is not None:
@@ -243,7 +243,7 @@ async def _show_life(bus: Bus, is_ready: asyncio.Event, file: Path | None) -> No
         await asyncio.sleep(_SIGN_OF_LIFE_S)
 
 
-async def _connect(addresses: Sequence[BusAddress], name: str, leaving: asyncio.Event) -> Bus | None:
+async def connect(addresses: Sequence[BusAddress], name: str, leaving: asyncio.Event) -> Bus | None:
     """A connection, tried at one of the addresses after the other, however long servers take to come up.
 
     None when asked to leave meanwhile.

@@ -91,7 +91,7 @@ def test_wrong_use_says_what_to_do(either: Env | MemoryEnv) -> None:
     with pytest.raises(AttributeError, match="no method 'ad'; did you mean 'add'"):
         pool.call().ad(1)
     with pytest.raises(AttributeError, match="begins with an underscore"):
-        pool.call()._hidden()
+        pool.call()._hidden()  # noqa: SLF001 - that it is refused is what is tested
     with pytest.raises(AttributeError, match=r"write pool\.call\(\)\.add\(…\)"):
         pool.call.add(1)
     with pytest.raises(AttributeError, match=r"pool\.call\(\)\.add\(…\)"):
@@ -402,7 +402,7 @@ def test_a_lost_connection_ends_what_is_out_and_what_comes_after_waits_for_the_n
 def is_cut_off(pool: ActorPool[Any]) -> bool:
     """True once the client has noticed that its connections are lost."""
     caller = caller_of(pool)
-    return not caller._bus.connected and (caller.carried.lane is None or not caller.carried.lane.connected)
+    return not caller.bus.connected and (caller.carried.lane is None or not caller.carried.lane.connected)
 
 
 def test_while_the_connection_is_lost_a_call_waits_no_longer_than_its_deadline(env: Env) -> None:

@@ -323,7 +323,7 @@ def test_references_that_point_elsewhere_are_refused(arena: Arena, peer: Peer, p
     stranger = peers()  # has not opened the arena
     good = lend(arena, "hello")
     reference = good.span.reference
-    last = TABLE_BYTES + arena._spans.size
+    last = TABLE_BYTES + arena._spans.size  # noqa: SLF001 - where the arena ends, to point behind it
     for wrong, reason in (
         (reference._replace(start=0), "outside of the arena"),
         (reference._replace(start=last), "outside of the arena"),

@@ -365,7 +365,7 @@ async def test_a_connection_that_the_server_ended_for_good_says_so(
     await bus.subscribe("silent", asked.put_nowait)
     asking = asyncio.create_task(bus.request("silent", timeout_s=LONG_S))
     await asked.get()
-    await nats_client_of(bus)._process_err("'User Authentication Expired'")  # as the server words it
+    await nats_client_of(bus)._process_err("'User Authentication Expired'")  # as the server words it  # noqa: SLF001 - nats-py's own, which ours must agree with
     async with asyncio.timeout(SOON_S):
         with pytest.raises(DisconnectedError):
             await asking

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 async def test_in_the_very_moment_of_the_answer(bus: Bus, namespace: Namespace) -> None:
     asking = asyncio.create_task(bus.jetstream.stream_info(buckets.events_stream(namespace)))
     await asyncio.sleep(0)  # it is asked, and the answer cannot be there
-    (answer,) = nats_client_of(bus)._resp_map.values()
+    (answer,) = nats_client_of(bus)._resp_map.values()  # noqa: SLF001 - nats-py's own, which ours must agree with
     answer.set_result(None)
     asking.cancel()
     await asyncio.wait({asking})
@@ -44,15 +44,20 @@ async def test_at_any_turn_of_connecting(shared_server: EmbeddedServer) -> None:
         turns += 1
 
 
+def _writer(bus: Bus) -> asyncio.StreamWriter | None:
+    writer: asyncio.StreamWriter | None = nats_client_of(bus).stream._writer  # noqa: SLF001 - nats-py's own, which ours must agree with
+    return writer
+
+
 def _local_port(bus: Bus) -> int:
-    writer = nats_client_of(bus).stream._writer
+    writer = _writer(bus)
     assert writer is not None
     port: int = writer.get_extra_info("sockname")[1]
     return port
 
 
 def _is_closing(bus: Bus) -> bool:
-    writer = nats_client_of(bus).stream._writer
+    writer = _writer(bus)
     return writer is not None and writer.is_closing()
 
 

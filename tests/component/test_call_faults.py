@@ -45,8 +45,8 @@ def test_a_fault_ends_only_the_calls_that_it_concerns(
     if place == "encoding":
         monkeypatch.setattr(Call, "to_wire", faulty(Call.to_wire))
     else:
-        monkeypatch.setattr(RoutingPass, "_place_call", faulty(RoutingPass._place_call))
-        monkeypatch.setattr(RoutingPass, "_place_broadcast", faulty(RoutingPass._place_broadcast))
+        monkeypatch.setattr(RoutingPass, "place_call", faulty(RoutingPass.place_call))
+        monkeypatch.setattr(RoutingPass, "place_broadcast", faulty(RoutingPass.place_broadcast))
     with caplog.at_level(logging.ERROR, logger="fluster"):
         futures = [pool.submit().add(1), pool.submit().note(2), pool.submit().add(3)]
         everyone = pool.broadcast().note(4)

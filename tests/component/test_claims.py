@@ -77,7 +77,7 @@ def running(record: TaskRecord, worker_id: WorkerId, *, attempt: int = 1) -> Tas
 
 def test_an_attempt_is_mine_while_i_hold_it_and_it_is_the_newest() -> None:
     claims = Claims.__new__(Claims)
-    claims._worker_id = MINE
+    claims._worker_id = MINE  # noqa: SLF001 - made without a bus, which the question does not need
     waiting = TaskRecord(job_id=JobId("job"), namespace=Namespace("default"), task=0, order=1)
     held = claimed(waiting, MINE)
     assert claims.is_mine(held, 1)

@@ -16,7 +16,7 @@ from fluster_bus.server import EmbeddedServer
 from fluster_services.capacity import CapacityClass, classes_covered
 from fluster_services.worker.attempts.offers import ClassOffers
 from tests.component.conftest import ConnectBus, freeze_server, kill_server
-from tests.insides import nats_client_of
+from tests.insides import subscriptions_of
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +34,7 @@ async def _accept(_offer: Offer, _subject: str) -> OfferReply:
 
 def _listened(bus: Bus) -> Counter[str]:
     prefixes = tuple(subjects.dispatch_any(namespace).removesuffix(subjects.ANY_TAIL) for namespace in (A, B))
-    return Counter(each.subject for each in nats_client_of(bus)._subs.values() if each.subject.startswith(prefixes))
+    return Counter(each for each in subscriptions_of(bus) if each.startswith(prefixes))
 
 
 def _covered(free: Capacity) -> Counter[str]:

@@ -100,7 +100,7 @@ async def test_a_job_is_replaced_when_it_is_gone_with_what_it_launched(
 ) -> None:
     worker = await start_worker(plan=STAY_RUNNING, cpu=8)
     held_back: asyncio.Event = asyncio.Event()
-    obey = worker._on_record_changed
+    obey = worker.on_record_changed
 
     async def obey_later(*arguments: object) -> None:
         await held_back.wait()
@@ -182,7 +182,7 @@ async def test_of_many_that_replace_a_job_the_last_remains(cluster: AsyncCluster
         await submissions.submit(job_request(name, job_id=MINE, on_conflict="replace", replicas=1 + each % 3))
         for each, name in enumerate(names)
     ]
-    cluster._states.expect({MINE: places[-1]})
+    cluster._states.expect({MINE: places[-1]})  # noqa: SLF001 - as a client that heard of its last submission alone
 
     async def last() -> bool:
         info = await cluster.poll(MINE)
@@ -270,7 +270,7 @@ async def test_a_controller_that_dies_in_the_middle_of_it(
         for task in range(4):
             # The wish may have been written without the worker hearing of it: a real worker reads its claims again now and then.
             look = RecordChanged(namespace=NS, job_id=MINE, task=task)
-            await worker._on_record_changed(Delivery("look", look.to_json()))
+            await worker.on_record_changed(Delivery("look", look.to_json()))
         await replacing
         info = await cluster.wait(MINE, timeout=60)
         assert (info.status, info.name, len(info.tasks)) == (S, "new", 2)

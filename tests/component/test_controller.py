@@ -152,8 +152,8 @@ async def test_room_that_comes_while_the_offer_is_out_is_not_forgotten(
 
     await bus.serve(subjects.worker_verb("w1", "offer"), Offer, decline)
     worker = ToyWorker(bus, WorkerId("w1"), total=Capacity(cpu=4, memory=8 * GIB, disk=GIB))
-    await worker._register()
-    bus.spawn(worker._beat_forever(), "beats")
+    await worker.register()
+    bus.spawn(worker.beat_forever(), "beats")
     await wait_until_async(_workers_of(cluster))
     # Asking for disk, it is offered by name alone.
     request = job_request().model_copy(update={"resources": ResourceConfig.with_cpu(1, disk=1)})

@@ -62,7 +62,7 @@ async def test_a_scheduling_timeout_goes_on_however_often_the_controller_is_rest
 async def test_a_task_whose_time_is_over_is_given_up_also_when_that_could_not_be_written_at_first(
     cluster: AsyncCluster, controller: RunningController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verdicts = controller.controller.writer._verdicts
+    verdicts = controller.controller.writer.verdicts
     write = verdicts.write
     refused: list[Sequence[RecordUpdate]] = []
 

@@ -121,7 +121,7 @@ async def test_a_controller_that_was_stopped_does_not_judge_leases(
     registry = Registry(await connect_bus(own_server, Role.JOB, NS), NS)
     endpoint = registry.endpoint("calc", "here").model_copy(update={"lease_s": 2.0})
     await registry.register(endpoint)
-    index = controller.controller.registry._namespaces[NS].index
+    index = controller.controller.registry.index(NS)
     await wait_until_async(lambda: len(index) == 1)
     key = endpoint_key(endpoint)
     counted_from = index.written_at(key)

@@ -38,7 +38,7 @@ async def _tell(bus: Bus, job: JobRecord, *numbers: int) -> None:
 
 
 def _queued(log: EventLog) -> list[Event]:
-    return [queue.get_nowait() for queue in log._queues.values() for _ in range(queue.qsize())]
+    return [queue.get_nowait() for queue in log._queues.values() for _ in range(queue.qsize())]  # noqa: SLF001 - what waits to be published, before it is
 
 
 @pytest.mark.parametrize("told", [0, 1, 2])
@@ -106,4 +106,4 @@ async def test_one_that_stands_by_keeps_so_many_and_no_more(
     for number in range(5):
         event = event_log.refusal(number, "job", "no", now=0)
         log.refuse(namespace, event)
-    assert [event.transition.number for _, _, event, _ in log._standby] == [2, 3, 4]
+    assert [event.transition.number for _, _, event, _ in log._standby] == [2, 3, 4]  # noqa: SLF001 - bounded memory

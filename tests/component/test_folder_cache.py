@@ -71,7 +71,7 @@ async def cache(reopen: Reopen) -> FolderCache:
 
 
 def _there(cache: FolderCache) -> set[str]:
-    return {path.name.rpartition("-")[0] for path in cache._root.iterdir() if not path.name.endswith(".gone")}
+    return {path.name.rpartition("-")[0] for path in cache._root.iterdir() if not path.name.endswith(".gone")}  # noqa: SLF001 - the folder that the cache was given
 
 
 async def test_all_who_come_meanwhile_share_one_making(cache: FolderCache) -> None:

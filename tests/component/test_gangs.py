@@ -399,9 +399,9 @@ async def test_a_hold_decides_nothing_about_the_job_that_has_the_id_now(bus: Bus
     revision = await table.create("mine", running)
     claims = Claims(bus, WorkerId("w1"), (namespace,))
     holds = Holds(bus, claims, namespaces=(namespace,), host="127.0.0.1", expiry_s=0.0)
-    assert await holds._call_off(held) is None
+    assert await holds._call_off(held) is None  # noqa: SLF001 - before its time, which `_expiry_s` sets
     is_off = asyncio.Event()
-    holds._expiry_s = 60
+    holds._expiry_s = 60  # noqa: SLF001 - from then on it is never due
     holds.open("key", held, on_off=is_off.set)
     await asyncio.wait_for(is_off.wait(), 60)
     holds.close("key")
@@ -433,7 +433,7 @@ async def test_a_worker_that_leaves_before_a_hold_is_ready_releases_it_uncharged
         preparing.append(arguments)
         await asyncio.Event().wait()
 
-    leaving._attempts._starter._preparation.prepare = prepare  # type: ignore[method-assign]
+    leaving._attempts._starter._preparation.prepare = prepare  # type: ignore[method-assign]  # noqa: SLF001 - a preparation that does not end
     running = asyncio.create_task(leaving.run(lambda: None))
     job_id = await cluster.launch(_gang(2, max_retries_preemption=0))
     await wait_until_async(lambda: len(preparing) == 2)

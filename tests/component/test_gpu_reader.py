@@ -13,6 +13,7 @@ import pytest
 from fluster_services.worker.gpus.inventory import Gpu, GpuPair, GpuProcess
 from fluster_services.worker.gpus.reader import GpuReader
 from tests.gpus.stand_in import GIB, FakeGpu, FakeInstance, StandIn, build
+from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -160,9 +161,9 @@ async def test_a_reading_that_is_cancelled_does_not_answer_the_next(stand_in: St
 async def test_a_helper_that_died_is_replaced(stand_in: StandIn, reader: GpuReader) -> None:
     stand_in.show(FakeGpu(0))
     assert len((await reader.read()).usable) == 1
-    assert reader._helper is not None
-    os.kill(reader._helper.pid, signal.SIGKILL)
-    await reader._helper.wait()
+    assert reader.helper_pid is not None
+    os.kill(reader.helper_pid, signal.SIGKILL)
+    await wait_until_async(lambda: reader.helper_pid is None)
     assert len((await reader.read()).usable) == 1
 
 

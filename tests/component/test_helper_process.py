@@ -32,11 +32,11 @@ async def test_what_ends_a_session_does_not_end_a_helper_that_has_just_begun(
     await bus.serve(subjects.jobs_verb(namespace, "own"), OwnerRequest, answer)
     login = shared_server.credentials(Role.OPERATOR).values()
     helper = HelperProcess({"address": login, "namespace": namespace, "owner": "program"})
-    begun = helper._process.pid
+    begun = helper.process.pid
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         os.kill(begun, number)
     await wait_until_async(lambda: words)
     assert words[0] == OwnerRequest(owner="program")
-    assert helper._process.pid == begun
+    assert helper.process.pid == begun
     helper.release()
-    assert helper._process.wait(60) == 0
+    assert helper.process.wait(60) == 0

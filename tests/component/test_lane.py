@@ -204,7 +204,7 @@ def test_wrong_credentials_and_no_server_are_told_apart(own_server: EmbeddedServ
     own_server.stop()
     nobody = Lane(address, "test")
     nobody.start()
-    wait_until(lambda: nobody._error, TIMEOUT_S)
+    wait_until(lambda: nobody.error, TIMEOUT_S)
     with pytest.raises(ConnectError, match="no nats-server answers"):
         nobody.wait_connected(0)
     nobody.close()
@@ -424,7 +424,7 @@ def test_many_threads_over_tls(tmp_path: Path, certificates: Path, monkeypatch: 
         address = BusAddress(f"tls://127.0.0.1:{port}", "me", "secret")
         stranger = Lane(address, "test")
         stranger.start()
-        wait_until(lambda: stranger._error, TIMEOUT_S)
+        wait_until(lambda: stranger.error, TIMEOUT_S)
         with pytest.raises(ConnectError, match="signed by an authority that is not known here"):
             stranger.wait_connected(0)
         stranger.close()

@@ -21,7 +21,7 @@ from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError
 from fluster_bus.core.errors import ClosedError
 from fluster_bus.core.roles import Role
 from tests.component.actor_env import TIMEOUT_S, Calculator, Env, Gate
-from tests.insides import caller_of, served_by
+from tests.insides import caller_of, mailbox_of
 from tests.missed_signals import missed_ctrl_c
 from tests.waiting import wait_until
 
@@ -54,7 +54,7 @@ each_way = pytest.mark.parametrize("via", WAYS, ids=[via.name for via in WAYS])
 def carried(pool: ActorPool[Any]) -> dict[int, Any]:
     """The calls that are out on the lane."""
     lane = caller_of(pool).carried.lane
-    return lane._out if lane is not None else {}
+    return lane.out if lane is not None else {}
 
 
 def press_ctrl_c() -> None:
@@ -66,7 +66,7 @@ def press_ctrl_c() -> None:
 def may_be_offered(pool: ActorPool[Any]) -> bool:
     """Whether a broadcast may wait for the thread that submitted it."""
     caller = caller_of(pool)
-    return caller.arrivals._alarm is not None and caller.carried.free_lane() is not None
+    return caller.arrivals._alarm is not None and caller.carried.free_lane() is not None  # noqa: SLF001 - whether the caller sleeps decides which way a broadcast goes
 
 
 def wait_until_out(pool: ActorPool[Any], count: int) -> None:
@@ -194,7 +194,7 @@ def test_calls_end_with_their_actor_their_pool_and_their_client(shared: Env, via
         reader = in_thread(target.call().wait)
         actor.is_entered()
         waiting = [in_thread(target.call().wait) for _ in range(3)]
-        mailbox = served_by(server)[0].actor._groups[None].mailbox
+        mailbox = mailbox_of(server)
         wait_until(lambda mailbox=mailbox: len(mailbox) == 4)  # type: ignore[misc]  # otherwise they find no actor
         if end == "actor":
             server.shutdown(timeout=0.01)
@@ -217,7 +217,7 @@ def test_what_an_actor_answered_before_it_ended_arrives(shared: Env, via: Via) -
         target.call().add(1)
         calls = [in_thread(target.call().wait) for _ in range(4)]
         actor.is_entered()
-        mailbox = served_by(server)[0].actor._groups[None].mailbox
+        mailbox = mailbox_of(server)
         wait_until(lambda mailbox=mailbox: len(mailbox) == 4)  # type: ignore[misc]
         ending = in_thread(server.shutdown)
         wait_until(lambda pool=pool: pool.size == 0)  # type: ignore[misc]

@@ -81,7 +81,7 @@ async def test_its_end_is_told_on_until_all_that_it_submitted_is_recorded(
 async def test_one_program_more_than_may_own_jobs_is_refused_by_name(
     cluster: AsyncCluster, controller: RunningController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller.controller.owners._leases, "_most", 1)
+    monkeypatch.setattr(controller.controller.owners._leases, "_most", 1)  # noqa: SLF001 - the bound is for a whole cluster, too many to start
     await cluster.launch(job_request("one", owner="first"))
     await cluster.launch(job_request("two", owner="first"))
     with pytest.raises(JobRefusedError, match=r"1 programs own jobs in namespace .*, and 'second' would be one more"):

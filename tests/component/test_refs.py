@@ -15,6 +15,7 @@ from fluster_bus.core.errors import InvalidMessageError, PayloadLostError
 from fluster_bus.core.roles import Role
 from tests.component.actor_env import TIMEOUT_S, Env, sharing_nothing
 from tests.component.arena_peer import Block
+from tests.insides import refs_put_by
 from tests.waiting import wait_until
 
 SIZES = [10, 1_000_000, 20_000_000]  # in the Ref; in a message; by the object store, where no memory is shared
@@ -92,13 +93,13 @@ def test_a_ref_arrives_as_its_object_and_inside_of_others_as_itself(
 
 def test_what_is_fetched_is_fetched_once(env: Env, client: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    ask = refs_module.Refs._ask
+    ask = refs_module.Refs.ask
 
     async def counted(self: Any, wire: Any) -> bytes:
         asked.append(wire.ref_id)
         return await ask(self, wire)
 
-    monkeypatch.setattr(refs_module.Refs, "_ask", counted)
+    monkeypatch.setattr(refs_module.Refs, "ask", counted)
     refs = [client.put(Block(b"x" * 1_000_000)) for _ in range(2)]
     with sharing_nothing():
         env.serve("fetchers", Taker(), Taker())
@@ -119,7 +120,7 @@ def test_a_ref_is_good_while_it_or_a_call_with_it_lives(env: Env, client: Cluste
     name = f"short-{elsewhere}"
     env.serve(name, Taker())
     pool = env.pool(name)
-    put = client.asynchronous._refs._put
+    put = refs_put_by(client)
     futures = [pool.submit().size(client.put(Block(b"x" * 1_000_000))) for _ in range(5)]
     gc.collect()
     assert [future.result(TIMEOUT_S) for future in futures] == [1_000_000] * 5
@@ -131,7 +132,7 @@ def test_what_is_pickled_otherwise_keeps_no_ref_alive(client: Cluster) -> None:
     ref = client.put(1)
     pickle.dumps(ref)
     del ref
-    wait_until(lambda: not client.asynchronous._refs._put)
+    wait_until(lambda: not refs_put_by(client))
 
 
 def test_what_is_freed_is_told(env: Env, client: Cluster) -> None:
@@ -176,6 +177,6 @@ def test_only_who_put_it_frees_it(env: Env, client: Cluster) -> None:
 
 
 def test_a_ref_that_names_no_inbox_is_not_asked_for(client: Cluster) -> None:
-    forged: Ref[Any] = refs_module._arrived("a", "fluster.default.jobs", b"")
+    forged: Ref[Any] = refs_module._arrived("a", "fluster.default.jobs", b"")  # noqa: SLF001 - as an unpickled ref is made, here of forged parts
     with pytest.raises(InvalidMessageError, match="which is not an inbox"):
         client.get(forged)

@@ -123,7 +123,7 @@ async def test_a_finished_job_goes_with_its_tasks_results_and_marks(
         await cluster.poll(job_id)
     assert await cluster.list_jobs() == []
     assert running.job_index.keys() == []
-    assert running.events._seen == {}
+    assert running.events._seen == {}  # noqa: SLF001 - bounded memory
     feed = Feed(bus, buckets.events_stream(NS), subject=subjects.events(NS, job_id), watch=subjects.watch_events(NS))
     assert len([entry async for entry in feed.stored()]) == 2 + 3 * 4  # what happened stays
 
@@ -284,7 +284,7 @@ async def test_another_controller_hears_of_it(
     await wait_until_async(lambda: other.job_index.keys() != [])
     await cluster.terminate(job_id)
     await wait_until_async(lambda: other.job_index.keys() == [])
-    assert len(other.retention._plan) == 0
+    assert other.retention.planned == 0
 
 
 # ---- what is kept in memory ---------------------------------------------------------------------------------
@@ -335,11 +335,11 @@ async def test_a_kill_wish_leaves_the_callable_in_the_record(
     assert entry.job is not None
     wish = job_lifecycle.request_job_kill(entry.job.value, reason="enough")
     assert wish is not None
-    whole = await running.writer._whole(wish, entry.job.revision)
+    whole = await running.writer.whole(wish, entry.job.revision)
     assert isinstance(whole, JobRecord)
     assert whole.kill_requested == "enough"
     assert len(whole.to_json()) > 100_000
-    assert await running.writer._whole(wish, entry.job.revision - 1) is None  # another writer was first
+    assert await running.writer.whole(wish, entry.job.revision - 1) is None  # another writer was first
 
 
 async def test_a_large_exception_is_told_whole(

@@ -176,7 +176,7 @@ async def test_a_daemon_warns_of_a_certificate_that_ends_soon(tmp_path: Path, ca
         with configured(tmp_path, f"tls {{ {files} }}\n{USER}") as port:
             ca = (tmp_path / "ca.pem").read_text()
             address = BusAddress(f"tls://127.0.0.1:{port}", "me", "secret", ca=ca)
-            bus = await daemon._connect([address], "a daemon", asyncio.Event())
+            bus = await daemon.connect([address], "a daemon", asyncio.Event())
             assert bus is not None
             await bus.close()
         assert caplog.text.count("the certificate of the server ends on") == warned

@@ -78,20 +78,20 @@ class ToyWorker:
         self._beating: asyncio.Task[None] | None = None
 
     async def start(self) -> ToyWorker:
-        await self._register()
-        await self.bus.subscribe(subjects.worker_verb(self.worker_id, "look"), self._on_record_changed)
+        await self.register()
+        await self.bus.subscribe(subjects.worker_verb(self.worker_id, "look"), self.on_record_changed)
         await self.bus.serve(subjects.worker_verb(self.worker_id, "offer"), Offer, self._on_offer)
         await self._cover()
-        self.bus.spawn(self._beat_forever(), f"{self.worker_id} beats")
+        self.bus.spawn(self.beat_forever(), f"{self.worker_id} beats")
         return self
 
-    async def _register(self) -> None:
+    async def register(self) -> None:
         info = WorkerInfo(
             worker_id=self.worker_id, host="h", pid=1, total=self.total, version="0", python="3", started_at=0
         )
         await workers_table(self.bus).put(self.worker_id, info)
 
-    async def _beat_forever(self) -> None:
+    async def beat_forever(self) -> None:
         while True:
             if not self.silent:
                 beat = Heartbeat(worker_id=self.worker_id, free=self.ledger.free, attempts=tuple(self.held))
@@ -101,7 +101,7 @@ class ToyWorker:
                     )
                     self.holds.on_heard()
                     if not HeartbeatReply.from_json(answer.data).registered:
-                        await self._register()
+                        await self.register()
                 except BusError:
                     pass  # the next one
             await asyncio.sleep(self.heartbeat_s)
@@ -189,7 +189,7 @@ class ToyWorker:
         await self._cover()
         return await self.claims.end(row, state, reason, exit_code=0 if state is JobStatus.SUCCEEDED else 1)
 
-    async def _on_record_changed(self, delivery: Delivery) -> None:
+    async def on_record_changed(self, delivery: Delivery) -> None:
         look = RecordChanged.from_json(delivery.data)
         row = await self.claims.look(look.namespace, look.job_id, look.task)
         if row is None or self.silent:

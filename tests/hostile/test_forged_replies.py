@@ -152,7 +152,7 @@ def read_all(pool: ActorPool[Any]) -> None:
     read = threading.Event()
     caller.carried.when_seen(read.set)
     assert read.wait(TIMEOUT_S)
-    pool.portal.run(caller._bus.flush)
+    pool.portal.run(caller.bus.flush)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -62,7 +62,7 @@ async def test_heartbeats_are_answered_while_a_registry_is_filled(
     records = [json.dumps({**plain, "endpoint_id": f"e{n}"}).encode() for n in range(FLOOD)]
     commands = [b"PUB %b %d\r\n%b\r\n" % (_key(f"x.{job}.0.9.e{n}"), len(each), each) for n, each in enumerate(records)]
     worker = await connect_bus(own_server, Role.SERVICE, name="worker")
-    index = controller.controller.registry._namespaces[NS].index
+    index = controller.controller.registry.index(NS)
     beat = Heartbeat(worker_id=WorkerId("w1"), free=Capacity()).to_json()
     flood = asyncio.create_task(_write_all(own_server, commands))
     beats = 0
@@ -79,7 +79,7 @@ async def test_what_is_removed_again_and_again_is_remembered_once(
 ) -> None:
     deletion = b"HPUB %b %d %d\r\n%b\r\n" % (_key("x.-.0.0.e"), len(DELETION), len(DELETION), DELETION)
     last = b"HPUB %b %d %d\r\n%b\r\n" % (_key("y.-.0.0.e"), len(DELETION), len(DELETION), DELETION)
-    index = controller.controller.registry._namespaces[NS].index
+    index = controller.controller.registry.index(NS)
     await _write_all(own_server, [deletion] * 2_000 + [last])
     await wait_until_async(lambda: "y.-.0.0.e" in index.marks)
     assert index.marks == ["x.-.0.0.e", "y.-.0.0.e"]
@@ -106,8 +106,8 @@ async def test_an_answer_holds_no_more_of_a_registry_than_is_bounded(
 async def test_endpoints_beyond_the_bound_are_removed(
     own_server: EmbeddedServer, connect_bus: ConnectBus, controller: RunningController
 ) -> None:
-    index = controller.controller.registry._namespaces[NS].index
-    index._most = 3
+    index = controller.controller.registry.index(NS)
+    index.most = 3
     registry = Registry(await connect_bus(own_server, Role.JOB, NS), NS)
     for number in range(5):
         await registry.register(endpoint(endpoint_id=f"e{number}"))

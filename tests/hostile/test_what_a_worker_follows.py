@@ -41,20 +41,20 @@ class _Odd:
         self.key = spec.key
         self._breaks_in = breaks_in
 
-    def _pass(self, place: str) -> None:
+    def note(self, place: str) -> None:
         if place == self._breaks_in:
             raise LookupError(f"{place} is odd")
 
     async def events(self) -> AsyncIterator[Spooled | Progressed | Exited]:
-        self._pass("events")
+        self.note("events")
         yield Exited(WITH_RESULT if self._breaks_in == "read_result" else ENDED)
 
     def read_log(self, start_offset: int = 0, *, max_bytes: int = 0) -> tuple[list[SpoolRun], int]:
-        self._pass("read_log")
+        self.note("read_log")
         return [], start_offset
 
     def read_result(self, start: int, max_bytes: int) -> bytes:
-        self._pass("read_result")
+        self.note("read_result")
         return b""
 
     def read_log_end(self, *, max_bytes: int) -> tuple[list[SpoolRecord], bool]:
@@ -67,7 +67,7 @@ class _Odd:
     def renew(self, fence_after_s: float | None) -> None: ...
 
     async def forget(self) -> None:
-        self._pass("forget")
+        self.note("forget")
 
 
 class _OddRuntime(NoRuntime):
@@ -75,7 +75,7 @@ class _OddRuntime(NoRuntime):
 
     async def start(self, spec: LaunchSpec, payload: bytes | None = None) -> RunningTask:
         odd = _Odd(spec, spec.key.split(".")[1].replace("-", "_"))
-        odd._pass("start")
+        odd.note("start")
         return odd
 
 

@@ -29,7 +29,7 @@ def script(file: Path) -> Any:
 
 
 def _as_result(value: Any) -> bytes:
-    return bytes(task_result._pickled(value))
+    return bytes(task_result.pickled_value(value))
 
 
 def _as_call(value: Any) -> bytes:

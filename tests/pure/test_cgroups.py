@@ -26,12 +26,12 @@ def test_what_is_gone_is_removed_and_what_is_used_is_not(tmp_path: Path) -> None
 
 def test_controllers_are_given_on_to_the_groups_below(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory hugetlb\n")
-    cgroups._delegate(tmp_path)
+    cgroups.delegate(tmp_path)
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu +memory"
 
 
 def test_where_none_may_be_given_on_nothing_is_enforced(tmp_path: Path) -> None:
-    assert cgroups._delegate(tmp_path / "missing") == ""
+    assert cgroups.delegate(tmp_path / "missing") == ""
 
 
 def test_limits_that_cannot_be_had_are_an_error_only_when_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:

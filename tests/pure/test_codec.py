@@ -128,7 +128,7 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
             (threading.Lock(), "lock"),
             ({"file": file}, "TextIOWrapper"),
             ((x for x in "abc"), "generator"),
-            (sys._getframe(), "frame"),
+            (sys._getframe(), "frame"),  # noqa: SLF001 - Python's way to a frame
         ):
             with pytest.raises(TypeError, match=name) as raised:
                 codec.encode(value)

@@ -40,7 +40,7 @@ async def test_it_is_touched_when_the_bus_has_answered_and_only_then(
 ) -> None:
     monkeypatch.setattr(daemon, "_SIGN_OF_LIFE_S", 0)
     bus, ready = _FlakyBus(file), asyncio.Event()
-    showing = asyncio.create_task(daemon._show_life(cast("Any", bus), ready, file))
+    showing = asyncio.create_task(daemon.show_life(cast("Any", bus), ready, file))
     await asyncio.sleep(0)
     assert bus.seen == []
     ready.set()
@@ -51,16 +51,16 @@ async def test_it_is_touched_when_the_bus_has_answered_and_only_then(
 
 def test_that_of_an_earlier_life_is_removed(file: Path) -> None:
     file.touch()
-    assert daemon._alive_file() == file
+    assert daemon.alive_file() == file
     assert not file.exists()
 
 
 def test_without_the_variable_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLUSTER_ALIVE_FILE", raising=False)
-    assert daemon._alive_file() is None
+    assert daemon.alive_file() is None
 
 
 def test_a_file_that_cannot_be_written_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("FLUSTER_ALIVE_FILE", str(tmp_path / "file" / "alive"))
-    assert daemon._alive_file() == tmp_path / "file" / "alive"
+    assert daemon.alive_file() == tmp_path / "file" / "alive"

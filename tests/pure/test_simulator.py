@@ -110,4 +110,4 @@ def test_a_backlog_stays_as_long_as_it_is() -> None:
     backlog = Backlog(20)
     for _ in range(50):
         backlog.pass_one_through()
-    assert len(backlog._scheduler) == 20
+    assert len(backlog.scheduler) == 20

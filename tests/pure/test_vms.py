@@ -288,8 +288,8 @@ def _cluster(tmp_path: Path) -> ClusterToJoin:
 def test_vms_have_credentials_for_jobs_of_their_namespaces_alone(named: list[str] | None, tmp_path: Path) -> None:
     backend, cluster = LocalBackend(namespaces=named), _cluster(tmp_path)
     asyncio.run(backend.open(cluster))
-    machine = backend._machine(backend._opened(), WorkerId("w1"), Capacity(cpu=1), ())
-    config = pickle.loads(base64.b64decode(machine._setup))  # type: ignore[attr-defined]
+    machine = backend._machine(backend._opened(), WorkerId("w1"), Capacity(cpu=1), ())  # noqa: SLF001 - a machine is described here and made elsewhere
+    config = pickle.loads(base64.b64decode(machine._setup))  # type: ignore[attr-defined]  # noqa: SLF001 - what it would be started with
     assert set(config.job_credentials) == set(named or ("a", "b", "c"))
 
 

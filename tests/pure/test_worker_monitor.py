@@ -158,7 +158,7 @@ async def test_one_that_was_merely_slow_judges(it: Judging) -> None:
 async def test_a_beat_is_not_acknowledged_before_it_is_known_who_leads(it: Judging) -> None:
     it.sure.clear()
     beat = Heartbeat(worker_id=W, free=Capacity(), attempts=())
-    heard = asyncio.create_task(it.monitor._on_heartbeat(beat, ""))
+    heard = asyncio.create_task(it.monitor.on_heartbeat(beat, ""))
     for _ in range(10):
         await asyncio.sleep(0)
     assert not heard.done(), "a leader that was deposed would keep a worker from its fence"

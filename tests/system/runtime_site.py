@@ -238,8 +238,8 @@ async def _close(site: Site) -> None:
         if worker.returncode is None:  # the test failed before it killed it
             worker.kill()
         await worker.aclose()
-    processes = site.runtime if isinstance(site.runtime, ProcessRuntime) else site.runtime._processes
-    for task in tuple(processes._tasks):
+    processes = site.runtime if isinstance(site.runtime, ProcessRuntime) else site.runtime._processes  # noqa: SLF001 - those that the container runtime runs outside of containers
+    for task in tuple(processes._tasks):  # noqa: SLF001 - what a failed test left running
         task.kill(0, "the test is over")
         await end_of(task)
         await task.forget()

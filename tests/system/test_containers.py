@@ -97,7 +97,7 @@ def _use(site: Site, **fields: object) -> None:
     """Have the site's runtime run containers with other settings."""
     assert site.containers is not None
     settings = dataclasses.replace(site.containers, **fields)  # type: ignore[arg-type]
-    site.runtime._settings = settings  # type: ignore[union-attr]
+    site.runtime._settings = settings  # type: ignore[union-attr]  # noqa: SLF001 - containers with other settings, at a runtime that is open
 
 
 async def test_the_gpu_profile_has_large_stacks_and_no_more_rights(docker_site: Site) -> None:
@@ -250,7 +250,7 @@ async def test_commands_and_images_that_do_not_fit_say_so(docker_site: Site, eng
 
 
 def _work_folder(task: ProcessTask) -> Path:
-    return task._directory / "task" / "work"
+    return task.directory / "task" / "work"
 
 
 async def test_a_restarted_worker_adopts_its_container(docker_site: Site) -> None:

@@ -284,14 +284,14 @@ async def test_the_least_recently_used_go_but_none_that_is_used(
     tags = [_fake(engine, f"{number}") for number in range(5)]
     container = engine.client.create_container(tags[0], "true")["Id"]
     async with running_images(engine, max_images=2) as images:
-        images._used["ns.job.0.1"] = tags[1]
-        assert images._store.use(tags[2]) == "", "counts as used now"
-        await images._evict()
-        assert sorted(image.tag for image in images._store.built()) == tags[:2]
+        images._used["ns.job.0.1"] = tags[1]  # noqa: SLF001 - as if a task ran in it
+        assert images.store.use(tags[2]) == "", "counts as used now"
+        await images.evict()
+        assert sorted(image.tag for image in images.store.built()) == tags[:2]
         engine.client.remove_container(container)
         images.release("ns.job.0.1")
-        await images._evict()
-        assert len(images._store.built()) == 2
+        await images.evict()
+        assert len(images.store.built()) == 2
     assert engine.client.inspect_image(theirs), "nobody asked Fluster to keep less of these"
     engine.client.remove_image(theirs)
 
@@ -299,5 +299,5 @@ async def test_the_least_recently_used_go_but_none_that_is_used(
 async def test_an_image_that_was_just_used_stays_since_another_worker_may_start_in_it(engine: Engine) -> None:
     tag = _fake(engine, "new")
     async with running_images(engine, max_images=0) as images:
-        await images._evict()
-        assert [image.tag for image in images._store.built()] == [tag]
+        await images.evict()
+        assert [image.tag for image in images.store.built()] == [tag]

@@ -42,13 +42,13 @@ class Gate:
     """What tasks wait at, wherever they run."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def open(self) -> None:
-        (self._folder / "open").touch()
+        (self.folder / "open").touch()
 
     def arrived(self) -> int:
-        return len(list(self._folder.glob("in-*")))
+        return len(list(self.folder.glob("in-*")))
 
     def wait_arrived(self, count: int = 1) -> None:
         wait_until(lambda: self.arrived() >= count, PATIENCE_S)
@@ -62,8 +62,8 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 
 def stay(gate: Gate, name: object = "task") -> Any:
-    (gate._folder / f"in-{name}").touch()
-    wait_until((gate._folder / "open").exists, PATIENCE_S)
+    (gate.folder / f"in-{name}").touch()
+    wait_until((gate.folder / "open").exists, PATIENCE_S)
     return name
 
 
@@ -298,7 +298,7 @@ def test_wait_for_the_first_where_some_are_over(executor: Executor, gate: Gate) 
 
 def test_wait_for_the_first_exception(executor: Executor, gate: Gate, tmp_path: Path) -> None:
     other = Gate(tmp_path / "other")
-    other._folder.mkdir()
+    other.folder.mkdir()
     soon, failing, later = (
         executor.submit(multiply, 2, 21),
         executor.submit(stay_and_fail, gate),

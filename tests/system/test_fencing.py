@@ -65,10 +65,10 @@ async def test_the_fence_counts_from_the_last_sign_of_life_and_is_renewed(site: 
 async def test_a_renewal_counts_from_its_sending(site: Site) -> None:
     """One that lay about while the keeper was stopped renews nothing, and what is dated in the future no more than now."""
     task = await site.command("sleep", "600", fence_after_s=3600.0)
-    task._send({"renew": 3600.0, "sent_since_boot_s": fence_clock() - 3600})
+    task.send({"renew": 3600.0, "sent_since_boot_s": fence_clock() - 3600})
     assert (await end_of(task)).reason == "fenced"
     again = await site.command("sleep", "600", key="ns.job.1.1", fence_after_s=3600.0)
-    again._send({"renew": 0.1, "sent_since_boot_s": fence_clock() + 3600})
+    again.send({"renew": 0.1, "sent_since_boot_s": fence_clock() + 3600})
     assert (await end_of(again)).reason == "fenced"
 
 

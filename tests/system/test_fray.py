@@ -89,7 +89,7 @@ def test_handles_find_their_actor_again(client: FlusterClient) -> None:
         again = pickle.loads(pickle.dumps(counter))
     assert again.add.remote(1).result() == 8
     with pytest.raises(AttributeError):
-        counter._value  # noqa: B018
+        counter._value  # noqa: B018, SLF001 - that it is refused is what is tested
     with pytest.raises(AttributeError, match="substract"):
         counter.substract(1)
 
@@ -110,12 +110,12 @@ def test_groups_travel(client: FlusterClient) -> None:
     group = client.create_actor_group(Counter, name="group", count=2, resources=SMALL)
     with set_current_client(client):
         again = pickle.loads(pickle.dumps(group))
-    assert again._job_id == group._job_id
+    assert again.job_id == group.job_id
     other = client.create_actor(Introspective, name="other", resources=SMALL)
     assert other.ready_of(group) == 2
     inner = other.counters(2)  # made over there, as a child of that job
     assert [handle.add(1) for handle in inner.wait_ready()] == [1, 1]
-    assert client.cluster.poll(inner._job_id).parent is not None
+    assert client.cluster.poll(inner.job_id).parent is not None
 
 
 def test_each_actor_is_discovered_once(client: FlusterClient) -> None:
@@ -178,14 +178,14 @@ def test_an_actor_may_end_itself(client: FlusterClient) -> None:
     group = client.create_actor_group(Quitter, name="quitter", count=1, resources=SMALL)
     (quitter,) = group.wait_ready()
     assert quitter.quit() == "bye"
-    assert client.cluster.wait(group._job_id, timeout=60).status == "SUCCEEDED"
+    assert client.cluster.wait(group.job_id, timeout=60).status == "SUCCEEDED"
     assert group.is_done()
 
 
 def test_recorded_errors_fail_the_job_and_are_retried(client: FlusterClient) -> None:
     once = client.create_actor_group(Quitter, name="quitter", count=1, resources=SMALL)
     assert once.wait_ready()[0].fail("no more") == 1
-    info = client.cluster.wait(once._job_id, timeout=60)
+    info = client.cluster.wait(once.job_id, timeout=60)
     assert info.status == "FAILED"
     assert "RuntimeError: no more" in info.error_message
 

@@ -29,6 +29,7 @@ from fluster_bus.access.address import BusAddress
 from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import CredentialsError, InvalidNameError, ServiceError
 from fluster_bus.messages import EnvironmentConfig, JobStatus
+from tests.insides import supervisor_pid
 from tests.system.job_requests import call, command, sleeper, texts, wait_ready
 from tests.system.processes import Family
 from tests.waiting import wait_until, wait_until_async
@@ -93,12 +94,13 @@ def test_shutdown_leaves_nothing(family: Family, temporary: Path) -> None:
 OWNER = """
 import signal, sys, threading
 from fluster.cluster import LocalCluster
+from tests.insides import supervisor_pid
 from tests.system.job_requests import sleeper, wait_ready
 {before}
 cluster = LocalCluster()
 job_id = cluster.launch(sleeper(env={variables!r}))
 wait_ready(cluster, job_id)
-print(cluster.store_dir, cluster._supervisor._process.pid, flush=True)
+print(cluster.store_dir, supervisor_pid(cluster), flush=True)
 {after}
 """
 
@@ -187,7 +189,7 @@ def test_the_death_of_the_owner_ends_everything(
 
 
 def test_each_process_shows_what_it_is(cluster: LocalCluster) -> None:
-    supervisor = psutil.Process(cluster._supervisor._process.pid)
+    supervisor = psutil.Process(supervisor_pid(cluster))
     assert supervisor.name() == "fluster-supervi", "the kernel keeps 15 characters"
     names = Counter(child.name() for child in supervisor.children())
     assert names["fluster-control"] == names["nats-server"] == 1

@@ -38,9 +38,9 @@ class Notebook:
     """A kernel, and the cells that it has run."""
 
     def __init__(self, folder: Path) -> None:
-        self._notebook: Any = _new_notebook()
+        self.document: Any = _new_notebook()
         kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", connection_file=str(folder / "kernel.json"))
-        self._client = NotebookClient(self._notebook, km=kernel, timeout=180)
+        self._client = NotebookClient(self.document, km=kernel, timeout=180)
 
     def __enter__(self) -> Self:
         self._client.start_new_kernel()
@@ -48,13 +48,13 @@ class Notebook:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._client._cleanup_kernel()
+        self._client._cleanup_kernel()  # noqa: SLF001 - nbclient's own way to end a kernel that it was handed
 
     def run(self, source: str) -> list[Any]:
         """What a cell put out. Raises CellExecutionError."""
         cell = _new_cell(source)
-        self._notebook.cells.append(cell)
-        self._client.execute_cell(cell, len(self._notebook.cells) - 1)
+        self.document.cells.append(cell)
+        self._client.execute_cell(cell, len(self.document.cells) - 1)
         return list(cell.outputs)
 
     @contextmanager
@@ -197,9 +197,9 @@ def test_a_bar_goes_on_while_the_next_cell_runs(notebook: Notebook, tmp_path: Pa
             wait_until(opened.exists)
         result = pool.map(stay, range(30), progress=True)
     """)
-    place = len(notebook._notebook.cells) - 1
+    place = len(notebook.document.cells) - 1
     assert notebook.run("opened.touch()\nfound = result.results()") == []
-    [bar] = notebook._notebook.cells[place].outputs
+    [bar] = notebook.document.cells[place].outputs
     assert "30/30" in bar.data["text/plain"]
 
 

@@ -406,7 +406,7 @@ async def test_a_lease_can_be_lifted(any_site: Site) -> None:
 
 async def test_a_renewal_that_lay_about_renews_nothing(any_site: Site) -> None:
     task = await any_site.command("sleep", "1000", fence_after_s=PATIENCE_S)
-    task._send({"renew": 5, "sent_since_boot_s": fence_clock() - 6})
+    task.send({"renew": 5, "sent_since_boot_s": fence_clock() - 6})
     assert (await end_of(task)).reason == "fenced"
 
 
@@ -416,7 +416,7 @@ async def test_a_keeper_that_finds_the_fence_long_past_gives_no_grace(any_site: 
         "sh", "-c", "trap '' TERM; echo ready; sleep 1000 & wait; wait", fence_after_s=3600, kill_grace_s=3600
     )
     await wait_for_line(task, "ready")
-    task._send({"renew": 5, "sent_since_boot_s": fence_clock() - 3600 - 6})
+    task.send({"renew": 5, "sent_since_boot_s": fence_clock() - 3600 - 6})
     assert (await end_of(task)).reason == "fenced"
 
 

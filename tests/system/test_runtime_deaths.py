@@ -218,7 +218,7 @@ async def test_a_template_is_refused_once_threads_run() -> None:
 async def test_an_attempt_whose_keeper_cannot_be_reached_for_want_of_descriptors_is_not_given_up(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reach = process_task._connect
+    reach = process_task._connect  # noqa: SLF001 - a keeper that cannot be reached, at will
     failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))] * 2
 
     def connect(directory: Path) -> socket.socket | None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 def _keeper_of(task: ProcessTask) -> int:
-    known = read_json_lines(task._directory / KEEPER_FILE)["started"]
+    known = read_json_lines(task.directory / KEEPER_FILE)["started"]
     return int(known["keeper_pid"])
 
 

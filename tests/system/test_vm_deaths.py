@@ -24,6 +24,7 @@ from fluster_bus.messages import Capacity, WorkerId
 from fluster_services.vm import DockerBackend, LocalBackend, VMError, VMInfo
 from fluster_services.vm.container import OWN_MEMORY, VM_LABEL
 from tests.docker_engine import Engine, OwnEngine
+from tests.insides import supervisor_pid
 from tests.system.job_requests import call, command, wait_ready
 from tests.system.processes import Family
 from tests.system.vm_site import docker_backend, vms
@@ -77,7 +78,7 @@ def test_a_container_that_dies_is_replaced_and_its_tasks_are_tried_again(
 
 def test_when_what_keeps_the_containers_is_killed_there_are_new_ones(contained: LocalCluster, engine: Engine) -> None:
     before = ids(engine)
-    children = psutil.Process(contained._supervisor._process.pid).children()
+    children = psutil.Process(supervisor_pid(contained)).children()
     next(each for each in children if each.name() == "fluster-vms").kill()
     wait_until(lambda: len(ids(engine) - before) == 2 == len(vms(engine)), PATIENCE_S)
     assert works(contained)
@@ -87,10 +88,11 @@ OWNER = """
 import sys
 from fluster import LocalCluster
 from fluster_services.vm import DockerBackend
+from tests.insides import supervisor_pid
 from tests.system.job_requests import sleeper, wait_ready
 cluster = LocalCluster(backend=DockerBackend(image={image!r}, docker_host={host!r}))
 wait_ready(cluster, cluster.launch(sleeper()))
-print(cluster._supervisor._process.pid, flush=True)
+print(supervisor_pid(cluster), flush=True)
 sys.stdin.read()
 """
 

@@ -79,7 +79,7 @@ class Lane:
         self._ping_timing = pings or PingTiming.of_this_process()
         self._line: Line | None = None
         self.closed: str | None = None  # why
-        self._error: BusError | None = None  # why there is no connection
+        self.error: BusError | None = None  # why there is no connection
         self._standing = threading.Condition()  # over the line, whether it is closed, and the subscriptions
         self._numbers = itertools.count(1)
         self._subscriptions: dict[int, _Subscription] = {}
@@ -110,10 +110,10 @@ class Lane:
         """
         with self._standing:
             self._standing.wait_for(
-                lambda: self.connected or self.closed or isinstance(self._error, CredentialsError), timeout_s
+                lambda: self.connected or self.closed or isinstance(self.error, CredentialsError), timeout_s
             )
             if not self.connected:
-                raise self._error if self._error is not None and not self.closed else self._unavailable()
+                raise self.error if self.error is not None and not self.closed else self._unavailable()
 
     def _unavailable(self) -> BusError:
         if self.closed is not None:
@@ -307,7 +307,7 @@ class Lane:
         with self._standing:
             if self._line is line:
                 self._line = None
-                self._error = DisconnectedError(f"{self.name}: the connection to {self.address} was lost: {reason}")
+                self.error = DisconnectedError(f"{self.name}: the connection to {self.address} was lost: {reason}")
         line.shut()
         self.wake()
 
@@ -349,7 +349,7 @@ class Lane:
         self._waker.close()
 
     def _on_lost(self) -> None:
-        log.info("%s", self._error)
+        log.info("%s", self.error)
         self._call(self._on_disconnect)
         self._tell_pings()
 
@@ -413,7 +413,7 @@ class Lane:
         level = logging.WARNING if isinstance(error, CredentialsError) else logging.DEBUG
         log.log(level, "%s: %s", self.name, error)
         with self._standing:
-            self._error = error
+            self.error = error
             self._standing.notify_all()
 
     def _stand(self, line: Line) -> None:
@@ -424,7 +424,7 @@ class Lane:
             for number, subscription in self._subscriptions.items():
                 line.add(wire.subscribe(number, subscription.subject, subscription.queue))
             self._heard, self._pulse = True, Pulse(self._ping_timing, time.monotonic())
-            self._error = None
+            self.error = None
             self._line = line
             self._standing.notify_all()
         self._flush(line)

@@ -65,7 +65,7 @@ class Caller:
     ) -> None:
         self.loop = loop
         self._clock = clock
-        self._bus = bus
+        self.bus = bus
         self._namespace = namespace
         self.router = Router()
         self._inboxes = Inboxes(
@@ -140,8 +140,8 @@ class Caller:
     def use_lane(self) -> None:
         """Let threads that wait for their calls carry them, where that changes nothing but the time."""
         with _callers_lock:
-            if self._closed is None and isinstance(self._bus, Bus) and lanes_are_on():
-                self.carried.open(self._bus.address, self._namespace)
+            if self._closed is None and isinstance(self.bus, Bus) and lanes_are_on():
+                self.carried.open(self.bus.address, self._namespace)
 
     def deadline_of(self, timeout_s: float | None) -> Moment | None:
         """The moment from which the call is no longer waited for."""
@@ -186,11 +186,11 @@ class Caller:
         return self.arrivals.closed
 
     def _start(self) -> None:
-        self._bus.on_disconnect(self._on_disconnect)
-        self._bus.on_reconnect(self._on_reconnect)
-        if isinstance(self._bus, Bus):
-            self._bus.on_leaving(self.arrivals.wake)  # what may have been taken back, and was not, goes before
-        self._bus.spawn(self._run(), "calls")
+        self.bus.on_disconnect(self._on_disconnect)
+        self.bus.on_reconnect(self._on_reconnect)
+        if isinstance(self.bus, Bus):
+            self.bus.on_leaving(self.arrivals.wake)  # what may have been taken back, and was not, goes before
+        self.bus.spawn(self._run(), "calls")
 
     async def _run(self) -> None:
         error: Exception = closed()
@@ -211,9 +211,9 @@ class Caller:
 
     def _close(self, error: Exception) -> None:
         self.arrivals.close(error)
-        self._bus.off(self._on_disconnect)
-        self._bus.off(self._on_reconnect)
-        self._bus.off(self.arrivals.wake)
+        self.bus.off(self._on_disconnect)
+        self.bus.off(self._on_reconnect)
+        self.bus.off(self.arrivals.wake)
         self.carried.hand_all_to_router()
         self._finish(self.router.close(error), final=True)
         self.carried.close()
@@ -228,7 +228,7 @@ class Caller:
                 self.carried.hand_to_router(call.number)
         self._notices.take_withdrawn()
         arrived = self._take_arrived()
-        if not self._bus.connected:
+        if not self.bus.connected:
             self._held.add(arrived)
             self._notices.clear()
             return
@@ -306,7 +306,7 @@ class Caller:
         self._waiting.on_turned_away()
 
     def _on_question(self, reply: str, number: int, endpoint_id: str, replies: list[WireReply]) -> None:
-        self._bus.spawn(self._notices.answer(reply, number, endpoint_id, replies), "word of a reader")
+        self.bus.spawn(self._notices.answer(reply, number, endpoint_id, replies), "word of a reader")
 
     def _on_refused(self, number: int, error: Exception) -> None:
         self._finish(self.router.on_refused(number, error))

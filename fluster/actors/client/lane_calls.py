@@ -77,7 +77,7 @@ class LaneCalls:
         self._settle, self._on_other, self._on_timeout, self._on_lost = settle, on_other, on_timeout, on_lost
         self._on_left = on_left
         self._numbers = itertools.count(-1, -1)  # the router numbers its own messages upwards
-        self._out: dict[int, MessageOut | BroadcastOut] = {}
+        self.out: dict[int, MessageOut | BroadcastOut] = {}
         self._taking = threading.Lock()  # held where a message, or a call of one, leaves our books
         self._eagerness = Eagerness.of_this_process()
         self._lane = Lane(address, "calls", on_disconnect=self._on_disconnect)
@@ -110,7 +110,7 @@ class LaneCalls:
             return None
         number = next(self._numbers)
         _note_number(message, number)
-        self._out[number] = message
+        self.out[number] = message
         body = frames.encode_calls([item.to_wire(payload)])
         try:
             self._lane.publish(subject, body, reply=f"{self._inbox}.{number}")
@@ -136,7 +136,7 @@ class LaneCalls:
         on_over = self._on_timeout
         if patience_s is not None and (left_s is None or patience_s < left_s):
             left_s, on_over = patience_s, self._on_left
-        out = self._out
+        out = self.out
         self._readers.read_while(functools.partial(out.__contains__, number), when_done, left_s, eagerness)
         if number in out and not self._lane.closed:
             self._tell(on_over, number)
@@ -145,7 +145,7 @@ class LaneCalls:
     def _on_delivery(self, delivery: Delivery) -> None:
         subject, data, _reply, headers = delivery
         number = subjects.reply_number(subject)
-        message = self._out.get(number)
+        message = self.out.get(number)
         if headers is None and message is not None:
             try:
                 endpoint_id, replies = frames.decode_replies(data)
@@ -177,11 +177,11 @@ class LaneCalls:
         except InvalidStateError:
             log.debug("%s got another answer from the router", call)
         with self._taking:
-            if self._out.get(number) is not out:
+            if self.out.get(number) is not out:
                 return False
             message.calls.pop(key, None)
             if not message.calls:
-                del self._out[number]
+                del self.out[number]
         return True
 
     def _on_disconnect(self) -> None:
@@ -206,11 +206,11 @@ class LaneCalls:
 
     def _pop(self, number: int) -> MessageOut | BroadcastOut | None:
         with self._taking:
-            return self._out.pop(number, None)
+            return self.out.pop(number, None)
 
     def numbers(self, pool: str | None = None) -> list[int]:
         """The messages that are out, or those to one pool."""
-        return [number for number, message in list(self._out.items()) if pool in (None, message.pool.name)]
+        return [number for number, message in list(self.out.items()) if pool in (None, message.pool.name)]
 
     def when_seen(self, callback: Callable[[], object]) -> None:
         """Have `callback` run on the loop once all answers that were on their way have been handed out."""

@@ -73,13 +73,13 @@ class RoutingPass:
             if item.over:
                 pass  # it is no longer waited for
             elif isinstance(item, Broadcast):
-                self._place_broadcast(pool, item)
+                self.place_broadcast(pool, item)
             else:
-                self._place_call(pool, item)
+                self.place_call(pool, item)
         except Exception as error:
             self._done.append(faulted(item, error))
 
-    def _place_call(self, pool: PoolState, call: Call) -> None:
+    def place_call(self, pool: PoolState, call: Call) -> None:
         member: Member | None
         if call.pinned is not None:
             member = pool.members.get(call.pinned)
@@ -122,7 +122,7 @@ class RoutingPass:
             self.refuse(call, NotRunError(f"{text}; to keep their order, this one was not run"))
         return is_overtaken
 
-    def _place_broadcast(self, pool: PoolState, broadcast: Broadcast) -> None:
+    def place_broadcast(self, pool: PoolState, broadcast: Broadcast) -> None:
         members = pool.choices
         if not members:
             self.refuse(broadcast, nobody_listens(broadcast))

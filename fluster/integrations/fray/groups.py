@@ -29,17 +29,17 @@ class FlusterActorGroup:
     """So many actors, which come as there is room for them. It can be pickled, and then knows of none yet."""
 
     def __init__(self, job_id: JobId, count: int, client: FlusterClient | None = None) -> None:
-        self._job_id = job_id
+        self.job_id = job_id
         self._count = count
         self._client = client
         self._pool: ActorPool[Any] | None = None
         self._found: dict[int, FlusterActorHandle] = {}  # {rank: handle}, in the order in which they were handed out
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._count} {self._job_id}>"
+        return f"<{type(self).__name__} of {self._count} {self.job_id}>"
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return _group, (self._job_id, self._count)
+        return _group, (self.job_id, self._count)
 
     @property
     def ready_count(self) -> int:
@@ -65,7 +65,7 @@ class FlusterActorGroup:
     def is_done(self) -> bool:
         """True when its job has ended: no more actors will come."""
         try:
-            return self._bound()[0].cluster.poll(self._job_id).status.finished()
+            return self._bound()[0].cluster.poll(self.job_id).status.finished()
         except JobNotFoundError:
             return True
 
@@ -73,24 +73,24 @@ class FlusterActorGroup:
         """Have the actors end."""
         cluster = self._bound()[0].cluster
         with contextlib.suppress(JobNotFoundError):
-            cluster.terminate(self._job_id, reason="its fray client shut the group down")
-        release(cluster.asynchronous, self._job_id)
+            cluster.terminate(self.job_id, reason="its fray client shut the group down")
+        release(cluster.asynchronous, self.job_id)
 
     def shutdown(self) -> None:
         """End the actors, and wait until they have ended."""
         self.terminate()
         try:
-            self._bound()[0].cluster.wait(self._job_id, timeout=_END_TIMEOUT_S)
+            self._bound()[0].cluster.wait(self.job_id, timeout=_END_TIMEOUT_S)
         except JobNotFoundError:
             pass
         except JobTimeoutError as error:
-            log.warning("%s is still ending: %s", self._job_id, error)
+            log.warning("%s is still ending: %s", self.job_id, error)
 
     def _bound(self) -> tuple[FlusterClient, ActorPool[object]]:
         if self._client is None:
             self._client = client_here()
         if self._pool is None:
-            self._pool = ActorPool(self._client.cluster, self._job_id)
+            self._pool = ActorPool(self._client.cluster, self.job_id)
         return self._client, self._pool
 
     # ---- on the connection's loop -----------------------------------------------------------------------
@@ -102,13 +102,13 @@ class FlusterActorGroup:
             if len(self._found) == most:
                 break
             if member.task not in self._found:
-                self._found[member.task] = FlusterActorHandle(self._job_id, member.task, self._client)
+                self._found[member.task] = FlusterActorHandle(self.job_id, member.task, self._client)
                 new.append(self._found[member.task])
         return new
 
     async def _wait(self, cluster: AsyncCluster, pool: AsyncActorPool[object], wanted: int, timeout_s: float) -> None:
         arrived = asyncio.ensure_future(self._arrival(pool, wanted))
-        ended = asyncio.ensure_future(cluster.wait(self._job_id))
+        ended = asyncio.ensure_future(cluster.wait(self.job_id))
         try:
             await asyncio.wait([arrived, ended], timeout=min(_LONG_S, timeout_s), return_when=asyncio.FIRST_COMPLETED)
             if not (arrived.done() or ended.done()) and timeout_s > _LONG_S:
@@ -133,19 +133,19 @@ class FlusterActorGroup:
             await roster.change()
 
     async def _why_not(self, cluster: AsyncCluster, wanted: int, waited_s: float) -> str:
-        reason = await cluster.explain(self._job_id)
-        return f"{len(self._found)} of {wanted} actors of {self._job_id} are there after {waited_s:g} s: {reason}"
+        reason = await cluster.explain(self.job_id)
+        return f"{len(self._found)} of {wanted} actors of {self.job_id} are there after {waited_s:g} s: {reason}"
 
     async def _raise_end(self, cluster: AsyncCluster, wanted: int) -> None:
         try:
-            await cluster.result(self._job_id)
+            await cluster.result(self.job_id)
         except JobFailedError as error:
             if (
                 error.info.status is JobStatus.UNSCHEDULABLE
             ):  # asking again would not help, and fray's users know it by this
                 raise ValueError(str(error)) from error
             raise RuntimeError(f"{error}; {len(self._found)} of {wanted} actors were there") from error
-        raise RuntimeError(f"job {self._job_id} has ended; {len(self._found)} of {wanted} actors were there")
+        raise RuntimeError(f"job {self.job_id} has ended; {len(self._found)} of {wanted} actors were there")
 
 
 def _group(job_id: JobId, count: int) -> FlusterActorGroup:

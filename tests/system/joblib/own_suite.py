@@ -67,7 +67,7 @@ def pytest_sessionstart() -> None:
     register()
     # Others share its workers, so that not each test has to wait for some of its own.
     _kept.append(FlusterBackend())
-    _kept[0]._workers.pool(_WORKERS, _kept[0]._thread_limits())
+    _kept[0]._workers.pool(_WORKERS, _kept[0]._thread_limits())  # noqa: SLF001 - the pool that all tests of joblib's suite share
     # A program that takes longer is ended: on a busy machine to begin with the backend does.
     check = joblib.testing.check_subprocess_call
 

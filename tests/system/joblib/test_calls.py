@@ -191,11 +191,11 @@ def test_a_worker_is_killed_and_all_is_done(backend: FlusterBackend, pool: Worke
 def nested(number: int) -> tuple[list[int], str, list[str]]:
     parallel = Parallel(n_jobs=2)
     names = Parallel(n_jobs=2)(delayed(_backend_below)() for _ in range(2))
-    return parallel(delayed(square)(each) for each in range(number)), type(parallel._backend).__name__, names
+    return parallel(delayed(square)(each) for each in range(number)), type(parallel._backend).__name__, names  # noqa: SLF001 - joblib tells it in no other way
 
 
 def _backend_below() -> str:
-    return type(Parallel(n_jobs=2)._backend).__name__
+    return type(Parallel(n_jobs=2)._backend).__name__  # noqa: SLF001 - joblib tells it in no other way
 
 
 def test_calls_in_calls_use_the_worker_s_threads(backend: FlusterBackend) -> None:

@@ -242,7 +242,7 @@ def test_within_a_task_it_runs_in_threads(pool: WorkerPool) -> None:
             found: tuple[str, int | None] = parallel(delayed(inner)(levels - 1) for _ in range(2))[0]
             return found
         parallel(delayed(square)(each) for each in range(2))
-        return type(parallel._backend).__name__, parallel._backend.nesting_level
+        return type(parallel._backend).__name__, parallel._backend.nesting_level  # noqa: SLF001 - joblib tells it in no other way
 
     with parallel_config(backend="fluster", pool=pool):
         assert Parallel()(delayed(inner)(0) for _ in range(2)) == [("ThreadingBackend", 1)] * 2

@@ -150,12 +150,12 @@ class RecordWriter:
         self._seat = seat
         self._dirty = dirty
         self._leads = leads
-        self._verdicts = Verdicts(tables, seat)
+        self.verdicts = Verdicts(tables, seat)
         self._faults = FaultLog(log)
 
     def forget(self, namespace: Namespace) -> None:
         """The namespace is gone."""
-        self._verdicts.forget(namespace)
+        self.verdicts.forget(namespace)
 
     # ---- new records --------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class RecordWriter:
         await self._seat.wait_sure()
         with self.pending.of([JobKey(record.namespace, record.job_id)]):
             try:
-                whole = await self._whole(record, decided_from)
+                whole = await self.whole(record, decided_from)
                 if whole is None:
                     return False
                 record = whole
@@ -235,11 +235,11 @@ class RecordWriter:
         """What was stored of them, and is in the index. Raises DeposedError."""
         with self.pending.of({JobKey(namespace, record.job_id) for record, _ in decided}):
             try:
-                wholes = [(await self._whole(record, revision), revision) for record, revision in decided]
+                wholes = [(await self.whole(record, revision), revision) for record, revision in decided]
                 updates = [
                     Update(record_key(whole), whole, revision) for whole, revision in wholes if whole is not None
                 ]
-                revisions = await self._verdicts.write(namespace, updates)
+                revisions = await self.verdicts.write(namespace, updates)
             except BusError as error:
                 await self.try_later([record for record, _ in decided], error)
                 return []
@@ -280,7 +280,7 @@ class RecordWriter:
             removal = remove_secrets(SecretStore(self._bus, job.namespace), submission)
             self._bus.spawn(removal, f"removal of the secrets of {job.job_id}")
 
-    async def _whole(self, record: JobRecord | TaskRecord, decided_from: int) -> JobRecord | TaskRecord | None:
+    async def whole(self, record: JobRecord | TaskRecord, decided_from: int) -> JobRecord | TaskRecord | None:
         """The record with what is not kept in memory, if that is needed yet; None when it has changed."""
         if isinstance(record, TaskRecord) or not is_slim_request(record.request):
             return record

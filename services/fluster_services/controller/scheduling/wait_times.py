@@ -33,6 +33,9 @@ class WaitTimes:
     def __init__(self) -> None:
         self._since: dict[JobKey, dict[int, tuple[int, int, float]]] = {}  # {job: {task: (order, attempt, since)}}
 
+    def __len__(self) -> int:
+        return len(self._since)
+
     def on_task(self, key: JobKey, task: TaskRecord, *, since: float) -> None:
         """A record was seen: if its attempt is new here, it waits since then."""
         waits = task.state is JobStatus.PENDING or (task.gang and task.state is JobStatus.BUILDING)

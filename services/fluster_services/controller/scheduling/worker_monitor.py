@@ -64,7 +64,7 @@ class WorkerMonitor:
         bus.on_reconnect(lambda: self._worker_index.liveness.on_interruption(now=time.monotonic()))
         # No worker was heard by this controller while another led, or none did.
         self._worker_index.liveness.on_interruption(now=time.monotonic())
-        await bus.serve(subjects.heartbeats(), Heartbeat, self._on_heartbeat, concurrency=256)
+        await bus.serve(subjects.heartbeats(), Heartbeat, self.on_heartbeat, concurrency=256)
         await self._vm_troubles.listen(bus)
         await bus.subscribe(subjects.capacity(), lambda _delivery: self._dispatch.on_room())
         while True:
@@ -81,7 +81,7 @@ class WorkerMonitor:
 
     # ---- workers ----------------------------------------------------------------------------------------
 
-    async def _on_heartbeat(self, beat: Heartbeat, _subject: str) -> HeartbeatReply:
+    async def on_heartbeat(self, beat: Heartbeat, _subject: str) -> HeartbeatReply:
         await self._seat.wait_led_since()  # a beat that only a deposed leader heard was not heard
         if self._worker_index.on_beat(beat.worker_id, now=time.monotonic(), free=beat.free):
             self._dispatch.on_room()

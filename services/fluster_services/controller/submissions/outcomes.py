@@ -36,6 +36,9 @@ class SubmissionOutcomes:
         self._waiters: dict[JobKey | int, list[asyncio.Future[None]]] = {}
         self.settled_before = 0  # submissions before this one were looked at by an earlier controller
 
+    def __len__(self) -> int:
+        return len(self._looked_at)
+
     def on_looked_at(self, sequence: int, refused: RefusedJob | None) -> None:
         """A submission was recorded, or refused."""
         self._looked_at[sequence] = refused

@@ -33,7 +33,7 @@ class EndpointIndex:
     """
 
     def __init__(self, most: int = MAX_ENDPOINTS) -> None:
-        self._most = most
+        self.most = most
         self._known: dict[str, _Known] = {}
         self._by_task: dict[JobId, dict[int, dict[int, set[str]]]] = {}  # {job: {task: {attempt: keys}}}
         self._leased: dict[str, None] = {}  # the keys of those that have a lease
@@ -47,7 +47,7 @@ class EndpointIndex:
 
     def has_room(self, key: str) -> bool:
         """False when an endpoint of that key would be one too many."""
-        return len(self._known) < self._most or key in self._known
+        return len(self._known) < self.most or key in self._known
 
     def learn(self, row: Row[Endpoint], *, now: float) -> None:
         """An endpoint was registered, or renewed. What its key says of it never changes."""

@@ -70,6 +70,10 @@ class RegistrySweep:
         """Return when it is connected."""
         await self._is_open.wait()
 
+    def index(self, namespace: Namespace) -> EndpointIndex:
+        """What is known of a namespace that is kept clean. Raises KeyError for another."""
+        return self._namespaces[namespace].index
+
     def forget(self, namespace: Namespace) -> None:
         """The namespace is gone."""
         self._namespaces.pop(namespace, None)

@@ -165,6 +165,11 @@ class RecordSweep:
         # Of deletions, the oldest first. One that stands by never removes them, so they are bounded.
         self._marks: deque[tuple[float, Namespace, Deleted]] = deque(maxlen=_MAX_MARKS)
 
+    @property
+    def planned(self) -> int:
+        """How many jobs that are over wait for their removal."""
+        return len(self._plan)
+
     def on_record(self, key: JobKey, record: JobRecord | TaskRecord, *, since: float) -> None:
         """A record was read or written; by the bus's clock it stands since that time of the monotonic one."""
         if isinstance(record, JobRecord) and record.is_over:

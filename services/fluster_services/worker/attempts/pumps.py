@@ -102,11 +102,11 @@ class LogPump:
                 return
             if not runs:
                 return
-            for stream, batch in self._batches(runs, start, following):
-                await self._append(stream, batch)
+            for stream, batch in self.batches(runs, start, following):
+                await self.append(stream, batch)
             self._published = {stream: max(end, following) for stream, end in self._published.items()}
 
-    def _batches(self, runs: list[SpoolRun], start: int, following: int) -> list[tuple[str, LogBatch]]:
+    def batches(self, runs: list[SpoolRun], start: int, following: int) -> list[tuple[str, LogBatch]]:
         """A batch for each stream that has lines which are not stored yet."""
         lines: dict[str, list[tuple[float, str]]] = {stream: [] for stream in _STREAMS}
         going_on: dict[str, list[int]] = {stream: [] for stream in _STREAMS}
@@ -131,7 +131,7 @@ class LogPump:
             for stream in present
         ]
 
-    async def _append(self, stream: str, batch: LogBatch) -> None:
+    async def append(self, stream: str, batch: LogBatch) -> None:
         # By the place where this stream's own lines begin: the batch that a worker could still store before it died is
         # not the same as the one that its successor makes of the same chunk, which has grown meanwhile.
         message_id = f"{self._running.key}.{stream}.{self._published[stream]}"

@@ -33,6 +33,11 @@ class GpuReader:
         self._stuck: list[asyncio.subprocess.Process] = []
         self._turn = asyncio.Lock()
 
+    @property
+    def helper_pid(self) -> int | None:
+        """The helper's process; None before the first reading, and when it has ended."""
+        return self._helper.pid if self._helper is not None and self._helper.returncode is None else None
+
     async def read(self) -> GpuInventory:
         """All GPUs. What cannot be read is reported in the inventory's `trouble` and in each GPU's `fault`; nothing is raised."""
         async with self._turn:

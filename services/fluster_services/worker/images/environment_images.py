@@ -61,7 +61,7 @@ class EnvironmentImages:
 
     def __init__(self, settings: ContainerSettings, api_version: str, state: str) -> None:
         self._settings = settings
-        self._store = ImageStore(settings, api_version)
+        self.store = ImageStore(settings, api_version)
         self._api_version = api_version
         self._state = state
         self._builds: dict[str, _Build] = {}  # {tag: what builds it}
@@ -75,12 +75,12 @@ class EnvironmentImages:
 
     async def find_python(self, base: str, name: str | None) -> str:
         """The version of the Python that `name` means in an image that is there. Raises EngineError."""
-        image = await asked(self._store.base_id, base)
+        image = await asked(self.store.base_id, base)
         known = self._pythons.get((image, name))
         if known is None:
             builder = self._new_builder()
             try:
-                known = await asked(self._store.find_python, base, name, builder)
+                known = await asked(self.store.find_python, base, name, builder)
             finally:
                 self._builders.discard(builder)
             self._pythons[image, name] = known
@@ -91,13 +91,13 @@ class EnvironmentImages:
 
         `listen` gets what is said meanwhile, of one user of each job. Raises BuildError with the last words, EngineError.
         """
-        recipe = ImageRecipe(await asked(self._store.base_id, base), needs)
+        recipe = ImageRecipe(await asked(self.store.base_id, base), needs)
         tag = recipe.tag()
         self._used[user] = tag
         try:
             build = self._builds.get(tag)
             if build is None:
-                if await asked(self._store.use, tag) is not None:
+                if await asked(self.store.use, tag) is not None:
                     return tag
                 # Another attempt may have begun meanwhile.
                 build = self._builds.get(tag) or self._begin(recipe, base, workspace)
@@ -153,7 +153,7 @@ class EnvironmentImages:
                 asyncio.timeout(limit_s),
                 alone(f"fluster-build-{recipe.key()}", lambda: output.begin("wait for a build of the same image here")),
             ):
-                if await asked(self._store.use, recipe.tag()) is None:
+                if await asked(self.store.use, recipe.tag()) is None:
                     await self._build(output, recipe, base, workspace)
         except TimeoutError as cause:
             raise BuildError(
@@ -227,7 +227,7 @@ class EnvironmentImages:
         """Raise EngineError when the engine does not answer, though a connection is open: a build may be silent for long."""
         while True:
             await asyncio.sleep(_WATCH_S)
-            await asked(self._store.ping)
+            await asked(self.store.ping)
 
     def _new_builder(self) -> str:
         builder = f"{self._state}#{secrets.token_hex(4)}"
@@ -253,7 +253,7 @@ class EnvironmentImages:
             await asyncio.sleep(pause)
             try:
                 await self._clean()
-                await self._evict()
+                await self.evict()
             except EngineError as error:
                 _log.warning("what builds of images have left stays for now: %s", error)
 
@@ -263,18 +263,18 @@ class EnvironmentImages:
         def is_over(builder: str, age_s: float) -> bool:
             return is_leftover(builder, state=self._state, building=self._builders, age_s=age_s, others_s=_OTHERS_S)
 
-        is_clean = await asked(self._store.remove_leftovers, is_over)
+        is_clean = await asked(self.store.remove_leftovers, is_over)
         self._is_untidy = not is_clean or bool(self._builders)
         return is_clean
 
-    async def _evict(self) -> None:
-        images = await asked(self._store.built)
+    async def evict(self) -> None:
+        images = await asked(self.store.built)
         excess = len(images) - self._settings.max_images
         for tag in least_recently_used(images, spared=self._used.values(), used_before=time.time() - _FRESH_S):
             if excess <= 0:
                 return
             # Attempts that want it from here on find it, or build it again; those that use it have it in a container.
-            if await asked(self._store.remove, tag):
+            if await asked(self.store.remove, tag):
                 _log.info("image %s goes: there are more than %d", tag, self._settings.max_images)
                 excess -= 1
 

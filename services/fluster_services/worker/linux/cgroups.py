@@ -83,12 +83,12 @@ def _controllers() -> tuple[dict[str, CgroupController], dict[str, str]]:
     except FileNotFoundError:
         return {}, dict.fromkeys(CONTROLLERS, "this system has no cgroups")
     folder = unified_folder(own, mounts)
-    enabled = _delegate(folder) if folder is not None else ""
+    enabled = delegate(folder) if folder is not None else ""
     found = find_controllers(own, mounts, enabled)
     return found, {name: "the kernel offers none" for name in CONTROLLERS if name not in found}
 
 
-def _delegate(folder: Path) -> str:
+def delegate(folder: Path) -> str:
     """Have the groups below `folder` (version 2) take the controllers that it has; returns them.
 
     A group with processes of its own may not give controllers on, so this process moves into a leaf.

@@ -61,7 +61,7 @@ class ProcessTask:
         self.spec = spec
         self.pid: int | None = None
         self.started_at: float | None = None
-        self._directory = directory
+        self.directory = directory
         self._siblings = siblings  # of the runtime; holds this one until it is forgotten
         self._idle = idle  # where its keeper goes when it is free
         self._reader: asyncio.StreamReader | None = None
@@ -79,7 +79,7 @@ class ProcessTask:
 
     @property
     def folder(self) -> Path:
-        return self._directory
+        return self.directory
 
     async def events(self) -> AsyncIterator[Spooled | Progressed | Exited]:
         try:
@@ -117,7 +117,7 @@ class ProcessTask:
         # Above those of a worker that was here before, which the keeper may still have.
         number = max(time.monotonic_ns(), max(self._flushes, default=0) + 1)
         done = self._flushes[number] = asyncio.get_running_loop().create_future()
-        self._send({"flush": number})
+        self.send({"flush": number})
         try:
             await done
         finally:
@@ -131,7 +131,7 @@ class ProcessTask:
 
     def read_log(self, start_offset: int = 0, *, max_bytes: int = 1024 * 1024) -> tuple[list[SpoolRun], int]:
         try:
-            return read_spool_runs(self._directory / LOG_FILE, start_offset, max_bytes=max_bytes)
+            return read_spool_runs(self.directory / LOG_FILE, start_offset, max_bytes=max_bytes)
         except FileNotFoundError:
             if self._is_forgotten:
                 raise
@@ -139,26 +139,26 @@ class ProcessTask:
 
     def read_result(self, start: int, max_bytes: int) -> bytes:
         # The task could have put a link there, and this process may read more than it.
-        fd = os.open(task_folder(self.spec, self._directory) / RESULT_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(task_folder(self.spec, self.directory) / RESULT_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
             file.seek(start)
             return file.read(max_bytes)
 
     def read_log_end(self, *, max_bytes: int) -> tuple[list[SpoolRecord], bool]:
         try:
-            return read_spool_end(self._directory / LOG_FILE, max_bytes=max_bytes)
+            return read_spool_end(self.directory / LOG_FILE, max_bytes=max_bytes)
         except FileNotFoundError:
             if self._is_forgotten:
                 raise
             return [], True
 
     def kill(self, grace_s: float, reason: str, *, preempted: bool = False) -> None:
-        self._send({"kill": grace_s, "reason": reason, "preempted": preempted})
+        self.send({"kill": grace_s, "reason": reason, "preempted": preempted})
 
     def renew(self, fence_after_s: float | None) -> None:
         if self._writer is not None and self._writer.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
             return  # its keeper is stopped and will find the lease expired whatever is sent
-        self._send({"renew": fence_after_s, "sent_since_boot_s": fence_clock()})
+        self.send({"renew": fence_after_s, "sent_since_boot_s": fence_clock()})
 
     async def forget(self) -> None:
         if self._record is None:
@@ -167,7 +167,7 @@ class ProcessTask:
         is_free = False
         try:
             if self._reader is not None:
-                self._send({"forget": True})
+                self.send({"forget": True})
                 # It deletes the directory, which may be large, and ends, or waits for another attempt.
                 is_free = await self._wait_forgotten(self._reader)
         finally:
@@ -179,8 +179,8 @@ class ProcessTask:
             self._reader = self._writer = None
         else:
             await self._disconnect()
-            if self._directory.exists():
-                await asyncio.to_thread(discard, self._directory)
+            if self.directory.exists():
+                await asyncio.to_thread(discard, self.directory)
         self._siblings.discard(self)
         for pause_s in _GROUP_PAUSES_S:
             if cgroups.remove(self.spec.groups):
@@ -197,7 +197,7 @@ class ProcessTask:
         if idle is None or found is None:
             return False
         self._reader, self._writer = found
-        self._send({"assign": {"draft": str(draft), "directory": str(self._directory)}})
+        self.send({"assign": {"draft": str(draft), "directory": str(self.directory)}})
         try:
             async with asyncio.timeout(_ASSIGN_TIMEOUT_S):
                 message = await self._next_message()
@@ -211,7 +211,7 @@ class ProcessTask:
             if refused["errno"] in (errno.ENOTEMPTY, errno.EEXIST):
                 raise AlreadyStartedError(refused["error"])
             kind = LaunchError if refused["errno"] in NO_ROOM else WorkerFaultError
-            raise kind(f"{self._directory} could not be begun: {refused['error']}")
+            raise kind(f"{self.directory} could not be begun: {refused['error']}")
         if message is None:
             await self._disconnect()
         return message is not None or _is_taken(draft)
@@ -228,7 +228,7 @@ class ProcessTask:
     async def _patiently_connected(self) -> socket.socket | None:
         while True:
             try:
-                return _connect(self._directory)
+                return _connect(self.directory)
             except OSError as error:
                 # The attempt runs, whatever this process lacks at the moment.
                 if error.errno not in _OUT_OF_RESOURCES:
@@ -248,11 +248,11 @@ class ProcessTask:
 
     def look_up(self) -> None:
         """Learn from the directory what is known without a keeper."""
-        known = start_note(self._directory)
+        known = start_note(self.directory)
         if known is not None:
             self.pid, self.started_at = known["task_pid"], known["started_at"]
 
-    def _send(self, message: dict[str, object]) -> None:
+    def send(self, message: dict[str, object]) -> None:
         # With the keeper gone nothing is sent, and events() says so.
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
@@ -284,11 +284,11 @@ class ProcessTask:
             return False
         except TimeoutError as cause:
             raise TimeoutError(
-                f"{self.key}: its keeper did not delete {self._directory} within {_FORGET_TIMEOUT_S} s"
+                f"{self.key}: its keeper did not delete {self.directory} within {_FORGET_TIMEOUT_S} s"
             ) from cause
 
     async def _record_without_keeper(self) -> ExitRecord:
-        noted = exit_note(self._directory)
+        noted = exit_note(self.directory)
         if noted is not None:
             return noted
         survivors: list[int] = []
@@ -297,10 +297,10 @@ class ProcessTask:
         else:
             survivors = await self._kill_leftovers()
         message = "the keeper of this attempt died, and its processes with it"
-        complaint = _tail(self._directory / KEEPER_LOG_FILE)
+        complaint = _tail(self.directory / KEEPER_LOG_FILE)
         if complaint:
             message = f"{message}; its last words: {complaint}"
-        is_started = self.started_at is not None or read_json_lines(self._directory / KEEPER_FILE)
+        is_started = self.started_at is not None or read_json_lines(self.directory / KEEPER_FILE)
         return ExitRecord(
             exit_code=None,
             signal=None,
@@ -309,7 +309,7 @@ class ProcessTask:
             error=TaskError(type="KeeperDied", message=message),
             started_at=self.started_at,
             finished_at=time.time(),
-            log_end=_size(self._directory / LOG_FILE),
+            log_end=_size(self.directory / LOG_FILE),
             surviving_pids=survivors,
         )
 
@@ -317,7 +317,7 @@ class ProcessTask:
         """Have what is left of the task gone; returns what could not be killed."""
         # The kernel ends the main process with its keeper, but not the children of that.
         deadline = time.monotonic() + _LEFTOVERS_TIMEOUT_S
-        while pids := kill_leftovers(self._directory, self.spec):
+        while pids := kill_leftovers(self.directory, self.spec):
             if time.monotonic() > deadline:
                 return pids
             await asyncio.sleep(

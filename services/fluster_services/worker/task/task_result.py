@@ -35,7 +35,7 @@ def keep_result(value: object, directory: Path) -> None:
     try:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:
-            pickled = _pickled(value)
+            pickled = pickled_value(value)
             file.write(pickled)
             text = _as_json(value) if pickled.nbytes <= MAX_JSON_BYTES else b""
             file.write(text)
@@ -114,7 +114,7 @@ class _Bounded(io.BytesIO):
         return super().write(data)
 
 
-def _pickled(value: object) -> memoryview:
+def pickled_value(value: object) -> memoryview:
     """As `codec.encode` does it, but no further than what may be kept."""
     file = _Bounded()
     try:
