@@ -141,24 +141,24 @@ def _asked_how_far(delivery: Delivery) -> str | None:
 
 
 @dataclass(frozen=True)
-class Places:
-    """How far the order of submission has come: everything before `settled` was recorded or refused, `last` is the newest."""
+class SubmissionProgress:
+    """How far submissions were handled: everything before `settled` was recorded or refused, `last` is the newest."""
 
     settled: int
     last: int
 
 
-async def places(bus: Bus) -> Places:
+async def submission_progress(bus: Bus) -> SubmissionProgress:
     """What the stream tells now. Raises StorageError."""
     try:
         state = (await bus.jetstream.stream_info(buckets.SUBMIT_STREAM)).state
     except (nats.errors.Error, TimeoutError) as error:
         raise store_error("the stream of submitted jobs could not be asked", error) from error
-    return Places(settled=int(state.first_seq), last=int(state.last_seq))
+    return SubmissionProgress(settled=int(state.first_seq), last=int(state.last_seq))
 
 
 async def is_waiting(bus: Bus, sequence: int) -> bool:
-    """Whether what was submitted at that place is neither recorded nor refused yet. Raises StorageError."""
+    """Whether what was submitted under that sequence is neither recorded nor refused yet. Raises StorageError."""
     try:
         await bus.jetstream.get_msg(buckets.SUBMIT_STREAM, sequence)
     except nats.js.errors.NotFoundError:
@@ -169,8 +169,8 @@ async def is_waiting(bus: Bus, sequence: int) -> bool:
 
 
 async def first_unsettled(bus: Bus) -> int:
-    """A place in the order of submission before which everything was recorded or refused. Raises StorageError."""
-    return (await places(bus)).settled
+    """The sequence before which everything was recorded or refused. Raises StorageError."""
+    return (await submission_progress(bus)).settled
 
 
 async def _make_consumer(bus: Bus, where: str) -> None:

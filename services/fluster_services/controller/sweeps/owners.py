@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fluster_bus.messages import JobRecord, Namespace, OwnerReply, OwnerRequest, TaskRecord
 from fluster_bus.running.coroutines import wait_set
-from fluster_bus.storage.submissions import places
+from fluster_bus.storage.submissions import submission_progress
 from fluster_services import job_lifecycle
 from fluster_services.controller.state.job_index import JobIndex, JobKey
 
@@ -163,7 +163,7 @@ class Owners:
             self._leases.on_end(owner)
             await self._end_jobs()
             # A controller that leads later does not know of this end: so it is reported again until all is recorded.
-            order = await places(self._bus)
+            order = await submission_progress(self._bus)
             self._leases.on_order(owner, order.last)
             is_any_coming = self._leases.may_come(owner, settled=order.settled)
         else:
