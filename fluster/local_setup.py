@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
+
+from fluster_bus.core.json_types import JsonObject
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +56,7 @@ class LocalSetup:
     docker_host: str | None = None  # None: the machine's own
     image: str | None = None  # of jobs that name none
     # {setting of a worker's containers: value}, where not as usual
-    containers: dict[str, Any] = field(default_factory=dict)
+    containers: JsonObject = field(default_factory=dict)
     drain_timeout_s: float | None = None  # None: as other workers
     build_timeout_s: float | None = None  # the same
     backend: str | None = None  # what has VMs for the workers, pickled, in Base64; None: they are processes here
@@ -65,7 +67,7 @@ class LocalSetup:
 
     @classmethod
     def from_json(cls, data: bytes) -> Self:
-        fields: dict[str, Any] = json.loads(data)
+        fields: JsonObject = json.loads(data)
         for name, value in fields.items():
             fields[name] = tuple(value) if isinstance(value, list) else value
         return cls(**fields)

@@ -18,10 +18,10 @@ import select
 import signal
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.core import subjects
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.direct import wire
 from fluster_bus.direct.line import Dialler, Line
 from fluster_bus.direct.wire import NumberedDelivery, Ping, ProtocolError, Refusal
@@ -167,7 +167,7 @@ def _tell_end(client: OwnerLeaseClient) -> None:
         time.sleep(pause_s)
 
 
-def read_line() -> dict[str, Any]:
+def read_line() -> JsonObject:
     """The first line of standard input. Raises ValueError when the program had ended before it was written."""
     text = b""
     while not text.endswith(b"\n"):
@@ -175,7 +175,7 @@ def read_line() -> dict[str, Any]:
         if not part:
             break
         text += part
-    setup: dict[str, Any] = json.loads(text)
+    setup: JsonObject = json.loads(text)
     return setup
 
 

@@ -14,6 +14,7 @@ import typer
 from fluster.cli.common.exit_codes import CommandError, ExitCode, one_line, say
 from fluster.cli.common.options import MAX_SECONDS, Options
 from fluster.cli.common.output import write, write_json, write_table
+from fluster_bus.core.json_types import JsonObject
 
 if TYPE_CHECKING:
     from fluster.actors import Member
@@ -117,7 +118,7 @@ async def _members(cluster: AsyncCluster, names: Sequence[str]) -> dict[str, lis
     return dict(zip(names, found, strict=True))
 
 
-async def _methods(cluster: AsyncCluster, members: Sequence[Member]) -> list[dict[str, Any]] | None:
+async def _methods(cluster: AsyncCluster, members: Sequence[Member]) -> list[JsonObject] | None:
     """What one of them says can be called, and how; None when none of them does."""
     from fluster_bus.connection.services_api import read_info
     from fluster_bus.core import server_subjects, subjects

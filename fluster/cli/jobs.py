@@ -8,10 +8,10 @@ import itertools
 import pickle
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,6 +27,7 @@ from fluster.cli.common.output import (
     write_json,
     write_table,
 )
+from fluster_bus.core.json_types import JsonObject
 
 if TYPE_CHECKING:
     from fluster.cluster import Cluster
@@ -210,7 +211,7 @@ def print_logs(
     follow: bool,
     numbered: bool,
     array: TaskArray | None,
-    wanted: Mapping[str, Any] | None = None,
+    wanted: JsonObject | None = None,
 ) -> str:
     """Print what a job's tasks wrote, as `print_chunks` does, and return the last line."""
     from fluster.cluster.jobs.job_logs import LogQuery

@@ -15,11 +15,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from pydantic import Field
 
 from fluster_bus.core.errors import BackupError, InvalidMessageError
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.core.names import Namespace
 from fluster_bus.core.version import VERSION
 from fluster_bus.messages.parts.model import Message
@@ -42,9 +43,9 @@ class BackedUpStream(Message):
     goes_on_after: int  # the sequence after which it goes on once it is restored
     size: int  # of its archive, in bytes
     sha256: str  # of its archive
-    config: dict[str, Any]  # as the server told it
+    config: JsonObject  # as the server told it
 
-    def request(self, replicas: int) -> dict[str, Any]:
+    def request(self, replicas: int) -> JsonObject:
         """What the server is asked for that is to make it anew, with so many copies."""
         metadata = {
             name: text for name, text in self.config.get("metadata", {}).items() if not name.startswith("_nats.")

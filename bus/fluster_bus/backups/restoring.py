@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import nats.js.errors
 
@@ -18,6 +18,7 @@ from fluster_bus.backups.parts import ALIVE_ONLY, Part, plan, restoring_order
 from fluster_bus.backups.stream_reader import stream_told
 from fluster_bus.core import buckets, server_subjects
 from fluster_bus.core.errors import BackupError, StorageError
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.provisioning.replication import placement_error
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _check(each: BackedUpStream, answer: bytes, replicas: int) -> None:
     _raise_error(each, json.loads(answer), replicas)
 
 
-def _raise_error(each: BackedUpStream, told: dict[str, Any], replicas: int) -> None:
+def _raise_error(each: BackedUpStream, told: JsonObject, replicas: int) -> None:
     error = told.get("error")
     if error is None:
         return
@@ -147,8 +148,8 @@ def _raise_error(each: BackedUpStream, told: dict[str, Any], replicas: int) -> N
     raise StorageError(f"stream {each.stream} could not be restored: {error.get('description')}")
 
 
-async def _asked(bus: Bus, subject: str, request: dict[str, object]) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(
+async def _asked(bus: Bus, subject: str, request: dict[str, object]) -> JsonObject:
+    told: JsonObject = json.loads(
         (await bus.request(subject, json.dumps(request).encode(), timeout_s=_ASK_TIMEOUT_S)).data
     )
     return told

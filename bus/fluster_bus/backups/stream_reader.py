@@ -17,12 +17,13 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fluster_bus.backups.archive import StoredMessage, header_block
 from fluster_bus.core import server_subjects, subjects
 from fluster_bus.core.delivery import TIME_HEADER
 from fluster_bus.core.errors import NoRespondersError, StorageError, StreamNotFoundError
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.storage.feeds import Entry, Feed
 
 if TYPE_CHECKING:
@@ -37,11 +38,11 @@ _PER_SECOND = 1_000_000_000
 class StreamReader:
     """Reads a stream from its first message on, further with each `read_on`. Make one with `StreamReader.open`."""
 
-    def __init__(self, bus: Bus, told: dict[str, Any]) -> None:
+    def __init__(self, bus: Bus, told: JsonObject) -> None:
         self._bus = bus
-        self.config: dict[str, Any] = told["config"]
+        self.config: JsonObject = told["config"]
         self.name: str = self.config["name"]
-        self.state: dict[str, Any] = told["state"]
+        self.state: JsonObject = told["state"]
         self._next = 1
         self._replicas = int(self.config.get("num_replicas", 1))
         self._feed = Feed(bus, self.name, subject=subjects.ANY_TAIL, watch="", batch=_BATCH)
@@ -105,10 +106,10 @@ class StreamReader:
         return StoredMessage(int(message["seq"]), message["subject"], _nanoseconds(message["time"]), headers, data)
 
 
-async def stream_told(bus: Bus, stream: str) -> dict[str, Any]:
+async def stream_told(bus: Bus, stream: str) -> JsonObject:
     """What the server says about a stream: its `config` and `state`. Raises StreamNotFoundError, StorageError, BusError."""
     try:
-        told: dict[str, Any] = json.loads((await bus.request(server_subjects.stream_info(stream))).data)
+        told: JsonObject = json.loads((await bus.request(server_subjects.stream_info(stream))).data)
     except NoRespondersError as error:
         raise StorageError(f"the server gives no state of stream {stream}: is JetStream enabled there?") from error
     wrong = told.get("error")

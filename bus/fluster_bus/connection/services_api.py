@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fluster_bus.core import server_subjects, subjects
 from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.core.fault_log import one_bounded_line
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.messages.parts.wire_range import SPOKEN
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Announcement:
 
     async def serve(self, bus: Carrier) -> list[Interest]:
         """Begin to answer; drain what is returned to end it."""
-        answers: dict[str, Callable[[], dict[str, Any]]] = {
+        answers: dict[str, Callable[[], JsonObject]] = {
             "PING": self._ping,
             "INFO": self._info,
             "STATS": self._stats,
@@ -169,7 +170,7 @@ def _endpoint_stats(endpoint: ServedEndpoint, counts: EndpointCounts) -> Endpoin
     )
 
 
-def _answering(bus: Carrier, answer: Callable[[], dict[str, Any]]) -> Callable[[Delivery], Any]:
+def _answering(bus: Carrier, answer: Callable[[], JsonObject]) -> Callable[[Delivery], Any]:
     async def on_delivery(delivery: Delivery) -> None:
         if subjects.is_inbox(delivery.reply):
             told = await asyncio.to_thread(answer)

@@ -9,13 +9,14 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.access.tls import HandshakeError, check_offer, client_context, handshake_error, is_address
 from fluster_bus.core.errors import AddressError, BusError, ConnectError, CredentialsError, UntrustedServerError
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.direct import wire
 from fluster_bus.direct.waiting import Eagerness, Waker
 from fluster_bus.direct.wire import Info, NumberedDelivery, Parser, Pong, ProtocolError, Refusal, Said
@@ -97,13 +98,13 @@ class Line:
     Its socket is closed when the last thread has let go of it: before that its number could be another's.
     """
 
-    def __init__(self, sock: socket.socket, info: Mapping[str, object]) -> None:
+    def __init__(self, sock: socket.socket, info: JsonObject) -> None:
         self._sock = sock
         self._stream: _Stream = _Tls(sock) if isinstance(sock, ssl.SSLSocket) else _Plain(sock)
         self._parser = Parser(wire.message)
         self._descriptor = sock.fileno()
         self._reads_ahead = isinstance(sock, ssl.SSLSocket)
-        self.info: Mapping[str, Any] = {}  # what the server said about itself
+        self.info: JsonObject = {}  # what the server said about itself
         self.max_payload = 0  # of a message, in bytes
         self.learn(info)
         self._unsent: deque[bytes] = deque()
@@ -156,7 +157,7 @@ class Line:
             sock.close()
             raise
 
-    def learn(self, info: Mapping[str, Any]) -> None:
+    def learn(self, info: JsonObject) -> None:
         """The server has said something about itself."""
         self.info = {**self.info, **info}
         self.max_payload = int(self.info.get("max_payload", 1 << 20))

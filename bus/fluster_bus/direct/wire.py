@@ -13,9 +13,10 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from fluster_bus.core.delivery import DESCRIPTION_HEADER, STATUS_HEADER, Delivery
+from fluster_bus.core.json_types import JsonObject
 
 END = b"\r\n"
 PING, PONG = b"PING\r\n", b"PONG\r\n"
@@ -46,7 +47,7 @@ class NumberedDelivery(NamedTuple):
 class Info:
     """What the server says about itself."""
 
-    values: Mapping[str, Any]
+    values: JsonObject
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.delivery import SEQUENCE_HEADER
@@ -27,6 +27,7 @@ from fluster_bus.core.errors import (
     StreamNotFoundError,
 )
 from fluster_bus.core.fault_log import FaultLog, one_bounded_line
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.core.stream_bounds import full_error
 from fluster_bus.messages.parts.model import Message
 from fluster_bus.storage.feeds import CaughtUp, Entry, Feed
@@ -311,12 +312,12 @@ class Table(Generic[Record]):
         told = await self._info()
         return int(told["state"]["bytes"]), int(told["config"]["max_bytes"])
 
-    async def _info(self) -> dict[str, Any]:
+    async def _info(self) -> JsonObject:
         try:
             answer = await self._bus.request(server_subjects.stream_info(self._stream))
         except NoRespondersError as error:
             raise self._missing() from error
-        told: dict[str, Any] = json.loads(answer.data)
+        told: JsonObject = json.loads(answer.data)
         if "error" in told:
             raise StorageError(f"bucket {self._bucket} tells nothing of itself: {told['error'].get('description')}")
         return told

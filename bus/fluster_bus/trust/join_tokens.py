@@ -9,7 +9,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from fluster_bus.access.address import BusAddress, write_private
 from fluster_bus.access.keys import Key, KeyKind
@@ -17,6 +17,7 @@ from fluster_bus.access.signed_credentials import read_user_token
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import CredentialsError, FlusterError
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.core.names import check_name, check_namespace
 from fluster_bus.messages.workers import JoinReply, JoinRequest
 
@@ -107,7 +108,7 @@ class JoinedFolder:
         file = self._folder / _KEYS_FILE
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            known: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {}
+            known: JsonObject = json.loads(file.read_bytes()) if file.exists() else {}
             worker = Key(known["worker"]) if "worker" in known else Key.generate(KeyKind.USER)
             kept = {name: Key(seed) for name, seed in known.get("jobs", {}).items()}
         except (ValueError, TypeError, AttributeError, OSError) as error:

@@ -32,8 +32,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
+from fluster_bus.core.json_types import JsonObject
 from fluster_services.worker.contract.container import Container
 from fluster_services.worker.linux.limits import Limits
 from fluster_services.worker.linux.scratch import unmount
@@ -192,7 +193,7 @@ class ExitRecord:
 _Data = TypeVar("_Data", LaunchSpec, TaskError, ExitRecord)
 
 
-def from_json(kind: type[_Data], data: Mapping[str, Any]) -> _Data:
+def from_json(kind: type[_Data], data: JsonObject) -> _Data:
     """Return the dataclass that `data` describes; fields that this version does not know are passed over."""
     known = {each.name for each in dataclasses.fields(kind)}
     values = {name: value for name, value in data.items() if name in known}
@@ -219,7 +220,7 @@ def write_json(path: str | Path, data: Mapping[str, object]) -> None:
     draft.replace(path)
 
 
-def read_json(path: str | Path, max_bytes: int = -1) -> dict[str, Any] | None:
+def read_json(path: str | Path, max_bytes: int = -1) -> JsonObject | None:
     """Return what `write_json` wrote there; None if there is nothing, or anything but a JSON object, as a power cut may leave it.
 
     No more than `max_bytes` are read, unless that is -1.
@@ -271,14 +272,14 @@ def append_json(path: str | Path, data: Mapping[str, object]) -> None:
         os.close(fd)
 
 
-def read_json_lines(path: str | Path) -> dict[str, Any]:
+def read_json_lines(path: str | Path) -> JsonObject:
     """Return what `append_json` added there, as one dictionary; nothing of a line that a power cut left torn."""
     try:
         with open_task_file(path) as file:
             lines = file.read(_MAX_NOTES_BYTES).splitlines(keepends=True)
     except OSError:
         return {}
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for line in lines:
         try:
             data = json.loads(line) if line.endswith(b"\n") else None

@@ -10,10 +10,10 @@ import binascii
 import dataclasses
 import pickle
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 
 from fluster_bus.core.codec import dumps_by_value
+from fluster_bus.core.json_types import JsonObject
 from fluster_services.worker.contract.attempt_directory import ERROR_FILE, TaskError, from_json, read_task_json
 
 MAX_MESSAGE_CHARACTERS = 16 * 1024
@@ -67,7 +67,7 @@ def read_task_error(directory: Path) -> TaskError | None:
     return task_error(read_task_json(directory / ERROR_FILE))
 
 
-def task_error(data: Mapping[str, object] | None) -> TaskError | None:
+def task_error(data: JsonObject | None) -> TaskError | None:
     """Return the error that `data` describes, which a task may have made up; None for anything else."""
     try:
         error = None if data is None else from_json(TaskError, data)

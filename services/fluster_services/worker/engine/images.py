@@ -6,11 +6,11 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.messages.parts.images import UsedImage, digest_of, engine_name, split_name
 from fluster_services.capacity import describe_bytes
 from fluster_services.worker.contract.config import ContainerSettings
@@ -202,7 +202,7 @@ class PullProgress:
         self._loaded: dict[str, int] = {}  # {layer: bytes that are there}
         self._sizes: dict[str, int] = {}
 
-    def on_step(self, step: Mapping[str, Any]) -> None:
+    def on_step(self, step: JsonObject) -> None:
         """The engine told a step."""
         layer, state = step.get("id"), str(step.get("status"))
         if layer is None or not state.startswith(_STATES):

@@ -17,8 +17,8 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.messages import EnvironmentConfig
 from fluster_services.config import DiskLimits
 from fluster_services.worker.contract.container import OWN_MINOR
@@ -162,7 +162,7 @@ def _read_lock(workspace: Path | None) -> tuple[str, bool]:
     return sha256, any(_lies_in_workspace(package) for package in locked.get("package", []))
 
 
-def _lies_in_workspace(package: dict[str, Any]) -> bool:
+def _lies_in_workspace(package: JsonObject) -> bool:
     source = package.get("source", {})
     places = [source[kind] for kind in ("editable", "directory", "virtual", "path") if kind in source]
     return any(place != "." for place in places)  # the project itself is not installed: its files are the task's own

@@ -10,8 +10,8 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
+from fluster_bus.core.json_types import JsonObject
 from fluster_services.worker.gpus.inventory import gpu_as_json
 
 
@@ -25,7 +25,7 @@ def main() -> None:
 
     nvml: Nvml | None = None
 
-    def read(left_out: list[int]) -> Iterator[dict[str, Any]]:
+    def read(left_out: list[int]) -> Iterator[JsonObject]:
         nonlocal nvml
         try:
             nvml = nvml or Nvml()

@@ -12,8 +12,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.running.fence_clock import boot_id
 from fluster_services.worker.gpus.inventory import GpuProcess
 from fluster_services.worker.gpus.locks import NOTE_BEGIN
@@ -100,7 +100,7 @@ def parse_note(text: str) -> Holder | None:
         return None
     if _CONTAINER_NAME.fullmatch(data["container"]) is None or not _is_of_system(data["mark"]):
         return None
-    known: dict[str, Any] = {name: data[name] for name in (*_TEXT, *_NUMBERS)}
+    known: JsonObject = {name: data[name] for name in (*_TEXT, *_NUMBERS)}
     return Holder(**known, since_boot_s=float(since), groups=tuple(groups))
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from fluster_bus.core.json_types import JsonObject
 
 Source = Literal["nvml", "nvidia-smi", "none"]
 
@@ -89,9 +91,9 @@ def gpu_as_json(gpu: Gpu) -> Mapping[str, object]:
     return asdict(gpu)
 
 
-def gpu_from_json(data: Mapping[str, Any]) -> Gpu:
+def gpu_from_json(data: JsonObject) -> Gpu:
     """The GPU that `gpu_as_json` wrote."""
-    processes: Sequence[Mapping[str, Any]] | None = data["processes"]
+    processes: Sequence[JsonObject] | None = data["processes"]
     known = None if processes is None else tuple(GpuProcess(**each) for each in processes)
     return Gpu(**{**data, "processes": known})
 

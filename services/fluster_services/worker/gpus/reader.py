@@ -10,8 +10,8 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
 
+from fluster_bus.core.json_types import JsonObject
 from fluster_services.worker.gpus import nvidia_smi
 from fluster_services.worker.gpus.inventory import MAX_GPUS, Gpu, GpuInventory, GpuPair, gpu_from_json
 
@@ -182,10 +182,10 @@ class _Reading:
         self.left_out = left_out
         self.count: int | None = None
         self.current: int | None = None  # the GPU that is being read
-        self.end: dict[str, Any] = {}
+        self.end: JsonObject = {}
         self._driver = self._cuda = ""
 
-    def on_said(self, said: dict[str, Any]) -> None:
+    def on_said(self, said: JsonObject) -> None:
         if "count" in said:
             self.count = min(int(said["count"]), MAX_GPUS)
             self._driver, self._cuda = str(said["driver"]), str(said["cuda"])

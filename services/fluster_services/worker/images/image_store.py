@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fluster_bus.core.json_types import JsonObject
 from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.contract.container import NOBODY
 from fluster_services.worker.engine.engine import EngineError, NotThereError, connect, told
@@ -144,6 +145,6 @@ class ImageStore:
         return True
 
 
-def _used_at(image: dict[str, Any]) -> float:
+def _used_at(image: JsonObject) -> float:
     text = re.sub(r"(\.\d{6})\d+", r"\1", image["Metadata"]["LastTagTime"])
     return datetime.fromisoformat(text).timestamp()

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_bus.running.prctl import become_subreaper, set_process_name
 from fluster_services.worker.contract.attempt_directory import (
@@ -311,7 +312,7 @@ class _Keeper:
         fault = self._start.fault()
         if fault is not None and self._reason == "exited":
             self._reason, self._kill_reason = "worker_fault", fault
-        container: dict[str, Any] = {}
+        container: JsonObject = {}
         if self._spec.container is not None:
             container = read_json(CONTAINER_FILE) or self._told(CONTAINER_FILE) or {}
         code = container.get("code", os.waitstatus_to_exitcode(status))
@@ -425,7 +426,7 @@ class _Keeper:
 
     # The worker
 
-    def _obey(self, message: dict[str, Any]) -> None:
+    def _obey(self, message: JsonObject) -> None:
         if self._is_idle:
             if "assign" in message:
                 self._assign(Path(message["assign"]["draft"]), Path(message["assign"]["directory"]))

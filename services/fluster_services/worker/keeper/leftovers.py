@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from fluster.progress_file import DIRECTORY_VARIABLE
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.running.fence_clock import boot_id
 from fluster_services.worker.contract.attempt_directory import (
     KEEPER_FILE,
@@ -66,18 +67,18 @@ def kill_leftovers(directory: Path, spec: LaunchSpec) -> list[int]:
     return sorted(found)
 
 
-def started(directory: Path) -> dict[str, Any] | None:
+def started(directory: Path) -> JsonObject | None:
     """What the keeper in `directory` wrote when it started its task; None if it did not, or before the machine's last start."""
     known = start_note(directory)
     return known if known is not None and known["boot_id"] == boot_id() else None
 
 
-def keeper_state(known: dict[str, Any]) -> str | None:
+def keeper_state(known: JsonObject) -> str | None:
     """The kernel's letter for the state of a keeper, by what it wrote at its start; None when it is dead."""
     return process_state(known["keeper_pid"], started_by_s=known["started_since_boot_s"])
 
 
-def kill_keeper(known: dict[str, Any]) -> None:
+def kill_keeper(known: JsonObject) -> None:
     """SIGKILL the keeper that wrote `known` at its start. A stranger that was given its number meanwhile is left alone."""
     try:
         fd = os.pidfd_open(known["keeper_pid"])
@@ -102,7 +103,7 @@ def _living(pids: list[int]) -> list[int]:
     return [pid for pid in pids if process_state(pid, started_by_s=float("inf")) is not None]
 
 
-def start_note(directory: Path) -> dict[str, Any] | None:
+def start_note(directory: Path) -> JsonObject | None:
     """What the keeper in `directory` wrote when it started its task, each part of its type; None if there is no such note."""
     known = read_json_lines(directory / KEEPER_FILE).get("started")
     if not isinstance(known, dict) or not all(isinstance(known.get(name), kind) for name, kind in _START.items()):

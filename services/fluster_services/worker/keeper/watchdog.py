@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_services.worker.contract.attempt_directory import (
     KEEPER_FILE,
@@ -44,7 +44,7 @@ _STOPPED = "Tt"
 class _Attempt:
     directory: Path
     spec: LaunchSpec
-    known: dict[str, Any] | None  # what its keeper wrote when it started the task
+    known: JsonObject | None  # what its keeper wrote when it started the task
 
 
 class Watchdog:

@@ -12,8 +12,8 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_services.worker.contract.attempt_directory import (
     KEEPER_FILE,
@@ -257,7 +257,7 @@ class ProcessTask:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
 
-    async def _next_message(self) -> dict[str, Any] | None:
+    async def _next_message(self) -> JsonObject | None:
         if self._reader is None:
             return None
         try:
@@ -266,7 +266,7 @@ class ProcessTask:
             return None
         if not line.endswith(b"\n"):
             return None
-        message: dict[str, Any] = json.loads(line)
+        message: JsonObject = json.loads(line)
         if "started" in message:
             self.pid = int(message["started"]["pid"])
             self.started_at = float(message["started"]["started_at"])

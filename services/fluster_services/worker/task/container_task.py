@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.running.prctl import die_with_parent, set_process_name
 from fluster_services.worker.contract.attempt_directory import (
     CONTAINER_FILE,
@@ -283,7 +284,7 @@ class _Attendant:
             state: dict[str, object] = self._client.inspect_container(self._id)["State"]
         return state
 
-    def _patiently_inspected(self) -> dict[str, Any]:
+    def _patiently_inspected(self) -> JsonObject:
         """The state of a container that was started, whenever the engine answers."""
         while True:
             try:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from fluster.progress_file import PROGRESS_PIPE, Progress, make_progress_pipe, read_progress
+from fluster_bus.core.json_types import JsonObject
 from fluster_services.worker.contract.attempt_directory import write_json
 from fluster_services.worker.linux.timers import Timers
 
@@ -80,7 +80,7 @@ class PipeWords:
                 continue
             self._words.update({name: word for name, word in told.items() if isinstance(word, dict)})
 
-    def get(self, name: str) -> dict[str, Any] | None:
+    def get(self, name: str) -> JsonObject | None:
         """What should have been in the file of that name; None when nothing was reported."""
         return self._words.get(name)
 
