@@ -45,7 +45,7 @@ class GpuLease:
 class GpuAllocator:
     """Allocates one worker's GPUs. `has_container` tells whether the container of a holder is there, None where that is not known.
 
-    With `keeps_apart` a GPU of which programs that are no tasks hold much memory is given to no task; else that is a warning.
+    With `keeps_apart` a GPU of which programs that are not tasks hold much memory is given to no task; else that is a warning.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Programs that use a GPU which no task has: how much of its memory they hold, and for how long they have been seen to.
 
-A program of the machine's user is no holder of a lock, so it is found by its memory. One look tells little, as what has just
+Such a program holds no lock, so it is found by its memory. One look tells little, as what has just
 ended frees its memory a moment later.
 """
 
