@@ -7,7 +7,7 @@ from the user's code on, with a remedy.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -89,6 +89,45 @@ def shave(error: BaseException) -> None:
         error.__traceback__ = None
 
 
+def type_name(error: BaseException, *, bare: Collection[str] = ("builtins",)) -> str:
+    """`ValueError`, `package.module.TheirError`: without the module where that is one of `bare`."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ in bare else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def message_of(error: BaseException) -> str:
+    """`str(error)`, also of one whose `__str__` fails."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(its __str__ raised {type_name(broken)})"
+
+
+def pickled(error: BaseException | None, *, dump: Callable[[BaseException], bytes], most_bytes: int) -> bytes | None:
+    """What `dump` makes of the error; None when that cannot be read again, as many fail only there, or is too large."""
+    try:
+        data = None if error is None else dump(error)
+        return data if data and len(data) <= most_bytes and isinstance(codec.decode(data), BaseException) else None
+    except Exception:
+        return None
+
+
+def pickled_or_kindred(
+    error: BaseException,
+    *,
+    text: tuple[str, str, str],
+    dump: Callable[[BaseException], bytes],
+    most_bytes: int,
+) -> bytes | None:
+    """As `pickled`; where the error has no such pickle, that of a kindred one with `text`: its type, message and traceback."""
+    data = pickled(error, dump=dump, most_bytes=most_bytes)
+    if data is None and isinstance(error, Exception):
+        name, message, traceback = text
+        found = kindred(error, type_name=name, message=message, traceback=traceback)
+        data = pickled(found, dump=dump, most_bytes=most_bytes)
+    return data
+
+
 def restored(pickled: bytes | None, otherwise: Exception, *, traceback: str, where: str) -> Exception:
     """The exception that was pickled, else `otherwise`, with the traceback of where it was raised as a note."""
     error = otherwise
@@ -96,9 +135,7 @@ def restored(pickled: bytes | None, otherwise: Exception, *, traceback: str, whe
         try:
             decoded = codec.decode(pickled)
         except Exception as broken:
-            kind = type(broken)
-            name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-            error.add_note(f"it could not be read as itself here: {name}: {broken}")
+            error.add_note(f"it could not be read as itself here: {type_name(broken)}: {broken}")
         else:
             # SystemExit and its like would end the process that asked.
             error = decoded if isinstance(decoded, Exception) else error

@@ -7,10 +7,18 @@ import pickle
 import traceback as tracebacks
 
 from fluster.errors import RemoteError
-from fluster.remote_errors.kindred_errors import from_user_code, kindred, restored
+from fluster.remote_errors.kindred_errors import (
+    from_user_code,
+    message_of,
+    pickled,
+    pickled_or_kindred,
+    restored,
+    type_name,
+)
 from fluster_bus.core import codec
 
 _MAX_TEXT = 64 << 10  # characters of a traceback or message; an exception never fills a message
+_MAX_PICKLE_BYTES = 1 << 20
 # What Python itself takes for a sign when it comes out of a future or a generator; SystemExit and its like, which
 # would end the caller's process, do not derive from Exception.
 _NEVER_THEMSELVES = (StopIteration, StopAsyncIteration, concurrent.futures.CancelledError)
@@ -35,44 +43,24 @@ def _shortened(text: str) -> str:
     return f"{text[:_FIRST_FRAMES_KEPT]}\n…\n{text[-_LAST_KEPT:]}"
 
 
-def type_name(error: BaseException) -> str:
-    """`ValueError`, `package.module.TheirError`."""
-    kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
 def encode_failure(error: BaseException, *, skipped_frames: int = 0, advice: str = "") -> bytes:
     """An exception for the wire: as itself where it survives pickling, and always as text."""
     text = traceback_of(error, skipped_frames=skipped_frames)
     kind, message = type_name(error), _shortened(message_of(error))
-    itself = _pickled(error)
-    if itself is None and isinstance(error, Exception) and not isinstance(error, _NEVER_THEMSELVES):
-        itself = _pickled(kindred(error, type_name=kind, message=message, traceback=text))
+    itself = None
+    if _may_be_itself(error):
+        itself = pickled_or_kindred(error, text=(kind, message, text), dump=codec.encode, most_bytes=_MAX_PICKLE_BYTES)
     return pickle.dumps((kind, message, text, itself, advice))
 
 
 def failure_payload(kind: str, message: str, traceback: str, itself: Exception | None, advice: str) -> bytes:
     """A failure that arrived by another means, as `encode_failure` would have written it."""
-    return pickle.dumps((kind, message, traceback, _pickled(itself), advice))
+    known = pickled(itself, dump=codec.encode, most_bytes=_MAX_PICKLE_BYTES) if _may_be_itself(itself) else None
+    return pickle.dumps((kind, message, traceback, known, advice))
 
 
-def message_of(error: BaseException) -> str:
-    """`str(error)`, also of one whose `__str__` fails."""
-    try:
-        return str(error)
-    except Exception as broken:
-        return f"(its __str__ raised {type_name(broken)})"
-
-
-def _pickled(error: BaseException | None) -> bytes | None:
-    """The exception's pickle, None when it has none that can be read: many fail only there."""
-    if not isinstance(error, Exception) or isinstance(error, _NEVER_THEMSELVES):
-        return None
-    try:
-        data = codec.encode(error)
-        return data if len(data) <= 1 << 20 and isinstance(codec.decode(data), Exception) else None
-    except Exception:
-        return None
+def _may_be_itself(error: BaseException | None) -> bool:
+    return isinstance(error, Exception) and not isinstance(error, _NEVER_THEMSELVES)
 
 
 def advice_of(payload: bytes) -> str:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from fluster.actors.definition.context import ActorContext, Cancellation
 from fluster.actors.definition.definition import MethodInfo
 from fluster.actors.definition.timers import Timer
-from fluster.actors.protocol.failures import RETRY, encode_failure, message_of, traceback_of, type_name
+from fluster.actors.protocol.failures import RETRY, encode_failure, traceback_of
 from fluster.actors.server.outbox import Reply, ReplySink
+from fluster.remote_errors.kindred_errors import message_of, type_name
 from fluster.tracing import Carrier, ServedSpan
 from fluster_bus.connection.services_api import EndpointCounts
 from fluster_bus.core import codec

@@ -13,8 +13,8 @@ from inspect import iscoroutine
 from fluster.actors.definition.context import Cancellation
 from fluster.actors.definition.definition import ON_FAILURE, ON_RESTORE, ON_START, ON_STOP, ActorOptions, methods_of
 from fluster.actors.definition.timers import PREFIX, timers_of
-from fluster.actors.protocol.failures import message_of, type_name
 from fluster.errors import ActorFailedError, ActorGivenUpError, SupersededError
+from fluster.remote_errors.kindred_errors import message_of, type_name
 from fluster_bus.core import codec
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
-import pickle
 import traceback
 from pathlib import Path
 
@@ -24,42 +23,21 @@ _MAX_TRACEBACK_CHARACTERS = 64 * 1024
 
 def describe_error(error: BaseException) -> TaskError:
     """The error as the attempt's record has it."""
-    kind = type(error)
-    name = (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
-    try:
-        message = str(error)
-    except Exception as broken:
-        message = f"<str() of it raised {type(broken).__name__}>"
+    from fluster.remote_errors.kindred_errors import message_of, pickled_or_kindred, type_name  # few need it
+
+    name, message = type_name(error, bare=("builtins", "__main__")), message_of(error)
     text = "".join(traceback.format_exception(error))
+    text = text[-_MAX_TRACEBACK_CHARACTERS:]  # the end says what happened
+    data = pickled_or_kindred(
+        error, text=(name, message, text), dump=dumps_by_value, most_bytes=_MAX_PICKLED_ERROR_BYTES
+    )
     return TaskError(
         type=name,
         message=message[:MAX_MESSAGE_CHARACTERS],
-        traceback=text[-_MAX_TRACEBACK_CHARACTERS:],  # the end says what happened
-        pickled=_pickle(error) or _pickle_kindred(error, name, message, text),
-        is_final=getattr(kind, "is_final_failure", False) is True,
+        traceback=text,
+        pickled=base64.b64encode(data).decode() if data is not None else None,
+        is_final=getattr(type(error), "is_final_failure", False) is True,
     )
-
-
-def _pickle(error: BaseException) -> str | None:
-    try:
-        data = dumps_by_value(error)
-        if len(data) > _MAX_PICKLED_ERROR_BYTES:
-            return None
-        pickle.loads(data)  # many exceptions pickle and then cannot be made again
-    except Exception:
-        return None
-    return base64.b64encode(data).decode()
-
-
-def _pickle_kindred(error: BaseException, name: str, message: str, text: str) -> str | None:
-    from fluster.remote_errors.kindred_errors import kindred  # few need it
-
-    if not isinstance(error, Exception):
-        return None
-    found = kindred(error, type_name=name, message=message, traceback=text[-_MAX_TRACEBACK_CHARACTERS:])
-    return _pickle(found) if found is not None else None
 
 
 def read_task_error(directory: Path) -> TaskError | None:
