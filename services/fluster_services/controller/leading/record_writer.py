@@ -102,17 +102,17 @@ class Verdicts:
         self._tables = tables
         self._seat = seat
         # One batch of a namespace at a time: servers that replicate refuse a second whose guard is that of one under way.
-        self._turns: defaultdict[Namespace, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[Namespace, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def forget(self, namespace: Namespace) -> None:
         """The namespace is gone."""
-        self._turns.pop(namespace, None)
+        self._locks.pop(namespace, None)
 
     async def write(self, namespace: Namespace, updates: Sequence[RecordUpdate]) -> list[int | None]:
         """The new revisions; None for what another changed first. Raises DeposedError, and then none is stored."""
         written: list[int | None] = []
         for start in range(0, len(updates), _IN_A_BATCH):
-            async with self._turns[namespace]:
+            async with self._locks[namespace]:
                 written += await self._write(namespace, updates[start : start + _IN_A_BATCH])
         return written
 

@@ -80,12 +80,12 @@ class JobRooms:
     def __init__(self, tables: Mapping[Namespace, Table[JobRecord | TaskRecord]]) -> None:
         self._tables = tables
         self._rooms: defaultdict[Namespace, Room] = defaultdict(Room)
-        self._turns: defaultdict[Namespace, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[Namespace, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def take(self, namespace: Namespace, request_bytes: int, request: JobRequest) -> None:
         """Take in the records of a new job. Raises NoRoomForJobError, BusError."""
         room, size = self._rooms[namespace], record_bytes(request_bytes, request)
-        async with self._turns[namespace]:
+        async with self._locks[namespace]:
             if room.is_old(size, now=time.monotonic()):
                 await self._ask(namespace)
             if room.take(size):
@@ -98,14 +98,14 @@ class JobRooms:
     async def crowded(self, namespaces: Iterable[Namespace]) -> set[Namespace]:
         """Those of which the longest finished jobs are to go. Raises BusError."""
         for namespace in namespaces:
-            async with self._turns[namespace]:
+            async with self._locks[namespace]:
                 await self._ask(namespace)
         return {namespace for namespace, room in self._rooms.items() if room.is_crowded}
 
     def forget(self, namespace: Namespace) -> None:
         """The namespace is gone."""
         self._rooms.pop(namespace, None)
-        self._turns.pop(namespace, None)
+        self._locks.pop(namespace, None)
 
     async def _ask(self, namespace: Namespace) -> None:
         now = time.monotonic()

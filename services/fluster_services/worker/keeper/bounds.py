@@ -68,13 +68,13 @@ class DiskWatch:
             size = next(self._sizes, None)
             if size is None:
                 self._cost_s += time.monotonic() - began_at
-                self._judge()
+                self._stop_if_over()
                 return
             self._size += size
         self._cost_s += _SLICE_S
         self._timers.set(_TIMER, time.monotonic() + _SLICE_S, self._measure)
 
-    def _judge(self) -> None:
+    def _stop_if_over(self) -> None:
         told = why_over(self._size, self._limit)
         if told is not None:
             self._on_over(told)

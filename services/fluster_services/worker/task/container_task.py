@@ -180,7 +180,7 @@ class _Attendant:
         except EngineAwayError as error:  # when it was to start it: from then on it is waited for
             os.write(self._faults_fd, str(error).encode(errors="replace"))
         except EngineFullError as error:
-            self._judge(error)
+            self._report_full(error)
         except EngineError as error:
             self._complain(CannotStartError("EngineError", str(error), EXIT_NO_CONTAINER))
         except BaseException as error:
@@ -189,8 +189,8 @@ class _Attendant:
             self._is_over.set()
             os.kill(os.getpid(), _OVER)
 
-    def _judge(self, error: EngineFullError) -> None:
-        """What was to be started may have such words in its command, which the engine repeats: its disk is measured."""
+    def _report_full(self, error: EngineFullError) -> None:
+        """Report a full disk, if that of the engine is full: the error may only repeat the words of the command."""
         client = self._connect(_KILL_TIMEOUT_S)
         try:
             with told(self._container.engine):
