@@ -1,11 +1,22 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from fluster.actors import ActorContext, actor, method
-from fluster.actors.definition.definition import check_class, methods_of, name_of, options_of, resources_of
+from fluster.actors.definition.definition import (
+    ActorKeywords,
+    ActorOptions,
+    MethodKeywords,
+    MethodOptions,
+    check_class,
+    methods_of,
+    name_of,
+    options_of,
+    resources_of,
+)
 from fluster.actors.deploy.deployment import job_request
 from fluster_bus.core.errors import InvalidNameError
 from fluster_bus.core.names import near
@@ -132,11 +143,18 @@ def test_wrong_options_are_refused_where_they_are_written(
         actor(**options)
 
 
+def test_type_checkers_know_each_option_by_the_type_of_its_field() -> None:
+    for keywords, options in ((ActorKeywords, ActorOptions), (MethodKeywords, MethodOptions)):
+        fields = {field.name: field.type for field in dataclasses.fields(options)}
+        # As written: what the annotations name may be imported for type checkers alone.
+        assert {name: kind.__forward_arg__ for name, kind in keywords.__annotations__.items()} == fields
+
+
 def test_decorators_stand_where_they_belong() -> None:
     with pytest.raises(TypeError, match="@actor stands above a class"):
         actor(lambda: 3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="@method has no option 'retrys'"):
-        method(retrys=3)
+        method(retrys=3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="leading underscore"):
 
         @method

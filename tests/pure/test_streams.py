@@ -101,7 +101,7 @@ def test_the_definition_tells_generators_and_their_windows() -> None:
     assert (found["later"].window, found["later"].is_async) == (Window(3, 10), True)
     for value in (0, -1, 1.5, True, "many"):
         with pytest.raises(ValueError, match="stream_window"):
-            method(stream_window=value)
+            method(stream_window=value)  # type: ignore[arg-type]
 
 
 # ---- the producer ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from fluster.actors.definition.context import ActorContext
 from fluster.actors.protocol.flow_control import Window
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., object])
+Options = TypeVar("Options", "ActorOptions", "MethodOptions")
 
 # Methods that Fluster itself calls.
 ON_START, ON_STOP, ON_FAILURE, ON_RESTORE = "on_start", "on_stop", "on_failure", "on_restore"
@@ -195,7 +196,37 @@ def check_exceptions(option: str, classes: tuple[type[Exception], ...]) -> None:
         raise TypeError(f"{option}={classes!r}: give a tuple of classes of exceptions, such as (OSError,)")
 
 
-def _options(kind: str, options_type: type[Any], options: dict[str, Any]) -> Any:
+class ActorKeywords(TypedDict, total=False):
+    """The keywords of `@actor(…)`, each a field of ActorOptions, where it is described."""
+
+    name: str | None
+    resources: ResourceConfig | None
+    environment: EnvironmentConfig | None
+    max_concurrency: int
+    timeout: float | None
+    mailbox_calls: int
+    mailbox_bytes: int
+    concurrency_groups: Mapping[str, int]
+    max_restarts: int
+    restart_window: float
+    fatal_exceptions: tuple[type[Exception], ...]
+    singleton: bool
+    durable: bool
+    codec: str
+
+
+class MethodKeywords(TypedDict, total=False):
+    """The keywords of `@method(…)`, each a field of MethodOptions, where it is described."""
+
+    timeout: float | None
+    retries: int
+    retry_exceptions: tuple[type[Exception], ...]
+    concurrency_group: str | None
+    stream_window: int
+    stream_window_bytes: int
+
+
+def _options(kind: str, options_type: type[Options], options: Mapping[str, Any]) -> Options:
     known = [field.name for field in dataclasses.fields(options_type)]
     for name in options:
         if name not in known:
@@ -206,8 +237,8 @@ def _options(kind: str, options_type: type[Any], options: dict[str, Any]) -> Any
 @overload
 def actor(cls: C, /) -> C: ...
 @overload
-def actor(cls: None = None, /, **options: Any) -> Callable[[C], C]: ...
-def actor(cls: C | None = None, /, **options: Any) -> C | Callable[[C], C]:
+def actor(cls: None = None, /, **options: Unpack[ActorKeywords]) -> Callable[[C], C]: ...
+def actor(cls: C | None = None, /, **options: Unpack[ActorKeywords]) -> C | Callable[[C], C]:
     """Give a class options for its life as an actor. What is not given is as the class's base has it, else the default.
 
     The options are the fields of ActorOptions: name, resources, environment, max_concurrency, timeout, mailbox_calls,
@@ -228,8 +259,8 @@ def actor(cls: C | None = None, /, **options: Any) -> C | Callable[[C], C]:
 @overload
 def method(function: F, /) -> F: ...
 @overload
-def method(function: None = None, /, **options: Any) -> Callable[[F], F]: ...
-def method(function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
+def method(function: None = None, /, **options: Unpack[MethodKeywords]) -> Callable[[F], F]: ...
+def method(function: F | None = None, /, **options: Unpack[MethodKeywords]) -> F | Callable[[F], F]:
     """Give a method of an actor options of its own: the fields of MethodOptions.
 
     timeout (seconds), retries, retry_exceptions, concurrency_group, stream_window (items), stream_window_bytes.
