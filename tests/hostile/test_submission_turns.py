@@ -14,7 +14,7 @@ from fluster_bus.messages import JobId, Namespace
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LOCAL_TIMING
 from fluster_services.controller.state.job_index import JobKey
-from fluster_services.controller.submissions import checks, intake, parked_submissions
+from fluster_services.controller.submissions import checks, intake, outcomes
 from tests.component.controllers import NS, RunningController, job_request
 from tests.waiting import wait_until_async
 
@@ -33,7 +33,7 @@ def own_server() -> Iterator[EmbeddedServer]:
 @pytest.fixture
 async def controller(own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningController]:
     monkeypatch.setattr(intake, "_RECORDED_AT_ONCE", 2)
-    monkeypatch.setattr(parked_submissions, "_MAX_PARKED", 4)
+    monkeypatch.setattr(outcomes, "_MAX_PARKED", 4)
     running = await RunningController(own_server, LOCAL_TIMING, (NS, OTHER)).start()
     yield running
     await running.stop()

@@ -7,7 +7,7 @@ import pytest
 from fluster_bus.messages import Capacity, JobId, JobRecord, Namespace, OfferReply, TaskRecord, WorkerId
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
 from fluster_services import capacity, job_lifecycle, lifecycle
-from fluster_services.controller.scheduling.dispatch import position_of
+from fluster_services.controller.scheduling.order import position_of
 from fluster_services.controller.state.job_index import JobKey
 from tests.pure.recorded import recorded_job, registered_worker
 from tests.pure.test_dispatch import GIB, A, B, Cluster

@@ -11,6 +11,8 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("fluster", "bus/fluster_bus", "services/fluster_services")
 _MOST_MODULES = 15
+_MOST_LINES = 450  # of a module
+_FEW_LINES, _MOST_SMALL = 100, 120  # so many modules, `__init__.py` included, may have fewer lines
 _SINGLE_PAGE = ("fluster", "fluster/demo", "fluster/testing")  # their pages are the README and the docs
 
 _FOLDERS = sorted(
@@ -42,6 +44,17 @@ def test_a_folder_says_what_it_is_for(folder: Path) -> None:
         if not path.name.startswith("__") and not re.search(rf"`{path.stem}`|\b{path.stem}\.py\b", text)
     ]
     assert not unnamed, f"{_name(page)} does not name these modules: {', '.join(sorted(unnamed))}"
+
+
+def test_modules_are_neither_long_nor_many_and_small() -> None:
+    lines = {
+        _name(path): len(path.read_text(encoding="utf-8").splitlines())
+        for folder in _FOLDERS
+        for path in folder.glob("*.py")
+    }
+    assert {name: count for name, count in lines.items() if count > _MOST_LINES} == {}, "divide them"
+    small = sorted((count, name) for name, count in lines.items() if count < _FEW_LINES)
+    assert len(small) <= _MOST_SMALL, f"join those that change together: {small}"
 
 
 # Of the picture in CONTRIBUTING: {subgraph: the package that it shows, and whether it shows all of its folders}

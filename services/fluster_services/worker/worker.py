@@ -34,16 +34,16 @@ from fluster_bus.running.coroutines import retried, wait_set
 from fluster_services.worker.attempts.attempts import Attempts
 from fluster_services.worker.attempts.claims import Claims
 from fluster_services.worker.attempts.following import discard
+from fluster_services.worker.attempts.gpu_watch import container_finder
 from fluster_services.worker.attempts.ledger import Ledger
 from fluster_services.worker.attempts.offers import OfferResponder
 from fluster_services.worker.attempts.pumps import ProgressPump
 from fluster_services.worker.attempts.run_requests import RunRequests
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.runtime import Runtime
-from fluster_services.worker.engine.engine import has_container
 from fluster_services.worker.engine.images import Images
 from fluster_services.worker.gpus.allocator import GpuAllocator
-from fluster_services.worker.gpus.holders import Holder, sees_all_processes
+from fluster_services.worker.gpus.holders import sees_all_processes
 from fluster_services.worker.gpus.reader import GpuReader
 from fluster_services.worker.presence.detection import describe_node, offered_gpus
 from fluster_services.worker.presence.identity import JobFiles, why_not_apart
@@ -97,7 +97,7 @@ class Worker:
             GpuReader(),
             lock_folder=config.gpu_locks,
             style=config.gpu_mask,
-            has_container=_container_finder(config, images),
+            has_container=container_finder(config, images),
             # On a LocalCluster it may be a display, a notebook's kernel, or the program itself that computes there.
             keeps_apart=config.environment is None and sees_all_processes(),
         )
@@ -438,14 +438,3 @@ class Worker:
             record = row.value
             if buckets.attempt_key(record.namespace, record.job_id, record.task, record.attempt) not in adopted:
                 await self._attempts.give_up(row, f"worker {self._worker_id} was restarted before it was started")
-
-
-def _container_finder(config: WorkerConfig, images: Images | None) -> Callable[[Holder], bool | None]:
-    """Tells whether the container of a holder of a GPU is there; of this worker's own engine, and no other that a note may name."""
-
-    def find(holder: Holder) -> bool | None:
-        if config.containers is None or images is None or holder.engine != config.containers.engine:
-            return None
-        return has_container(config.containers.engine, images.api_version, holder.container)
-
-    return find

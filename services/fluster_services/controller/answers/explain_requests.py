@@ -10,8 +10,8 @@ from fluster_bus.messages import ExplainReply, ExplainRequest, JobRecord, JobSta
 from fluster_services.controller.answers.job_requests import known_job
 from fluster_services.controller.answers.requests import present_pace
 from fluster_services.controller.rules.reconcile import waits_for
-from fluster_services.controller.scheduling.dispatch import position_of
 from fluster_services.controller.scheduling.explain import explain
+from fluster_services.controller.scheduling.order import position_of
 from fluster_services.controller.state.job_index import JobKey
 from fluster_services.job_info import job_status
 

@@ -28,6 +28,7 @@ from fluster_services.controller.scheduling.order import (
     Starving,
     TaskSlots,
     position_in_line,
+    position_of,
     reserved_workers,
 )
 from fluster_services.controller.scheduling.scheduler import Scheduler
@@ -65,11 +66,6 @@ class Ask(NamedTuple):
 
 
 Asking = Generator[Ask, OfferReply | None, None]
-
-
-def position_of(job: JobRecord) -> Position:
-    """Where the job's first task stands."""
-    return Position(position_in_line(job.order, job.request.priority), 0, JobKey(job.namespace, job.job_id))
 
 
 def _at_once(job: JobRecord) -> int:

@@ -1,5 +1,12 @@
 """The order in which what waits is offered: by priority and submission, then by what its namespace has, and by its quota.
 
+Within a namespace the order is strict. Of several namespaces whose tasks wait, that one goes first which has least of the cluster for its
+weight (see shares.py), among tasks of equal priority; one above the most that its namespace may have counts as that here. So
+a task is overtaken by what starts after its own turn: tasks of a lower priority, or of a namespace that has more.
+
+A namespace's quota keeps its own tasks waiting, and no one else's. A task, or gang, that others of its namespace have overtaken
+for too long as they need less of the quota has the room in it to itself: whatever is behind it goes on only with what it leaves.
+
 Beside it: which tasks of a job may be offered when only so many of them may run at once, and which workers are kept free for a task, or
 for a gang, that has been overtaken for too long.
 """
@@ -11,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fluster_bus.messages import Capacity, Namespace
+from fluster_bus.messages import Capacity, JobRecord, Namespace
 from fluster_services import capacity
 from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.shares import NOTHING, Amount, Shares
@@ -36,6 +43,11 @@ class Position(NamedTuple):
     order: int
     task: int
     job: JobKey
+
+
+def position_of(job: JobRecord) -> Position:
+    """Where the job's first task stands."""
+    return Position(position_in_line(job.order, job.request.priority), 0, JobKey(job.namespace, job.job_id))
 
 
 @dataclass(frozen=True)

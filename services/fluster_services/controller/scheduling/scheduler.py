@@ -10,15 +10,8 @@ the others only, until it is placed. There is one such reservation at a time.
 
 Gangs are gathered elsewhere, as a whole. Here they have a position in the order: they are overtaken, overtake and starve as
 tasks do, and then as many workers are kept free as they need.
-
 Priorities are strict: a task waits as long as there is one of a higher priority that fits.
-
-That is so within a namespace. Of several namespaces whose tasks wait, that one goes first which has least of the cluster for its
-weight (see shares.py), among tasks of equal priority; one above the most that its namespace may have counts as that here. So
-a task is overtaken by what starts after its own turn: tasks of a lower priority, or of a namespace that has more.
-
-A namespace's quota keeps its own tasks waiting, and no one else's. A task, or gang, that others of its namespace have overtaken
-for too long as they need less of the quota has the room in it to itself: whatever is behind it goes on only with what it leaves.
+How several namespaces share, and what quotas keep waiting, is in order.py.
 """
 
 from __future__ import annotations

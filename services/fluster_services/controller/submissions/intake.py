@@ -42,6 +42,7 @@ from fluster_services.controller.submissions.outcomes import (
     REFUSED,
     CircularDependencyError,
     ParkedError,
+    ParkedSubmissions,
     QuotaExceededError,
     SubmissionOutcomes,
     TooEarlyError,
@@ -52,7 +53,6 @@ from fluster_services.controller.submissions.outcomes import (
     UnknownNamespaceError,
     claimed_id,
 )
-from fluster_services.controller.submissions.parked_submissions import ParkedSubmissions
 from fluster_services.daemon import StartOverError
 
 if TYPE_CHECKING:

@@ -9,8 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from fluster_bus.core.fault_log import FaultLog
 from fluster_bus.messages import WorkerId
 from fluster_services.worker.attempts.ledger import Ledger
+from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.runtime import RunningTask
+from fluster_services.worker.engine.engine import has_container
+from fluster_services.worker.engine.images import Images
 from fluster_services.worker.gpus.allocator import GpuAllocator, GpuLease
+from fluster_services.worker.gpus.holders import Holder
 from fluster_services.worker.gpus.locks import GpuTakenError
 
 log = logging.getLogger(__name__)
@@ -140,3 +144,14 @@ class GpuWatch:
                 why = f"{'; '.join(told)} (worker {self._worker_id})"
                 log.warning("%s is stopped: %s", key, why)
                 running.kill(self._grace_s, why, preempted=True)
+
+
+def container_finder(config: WorkerConfig, images: Images | None) -> Callable[[Holder], bool | None]:
+    """Tells whether the container of a holder of a GPU is there; of this worker's own engine, and no other that a note may name."""
+
+    def find(holder: Holder) -> bool | None:
+        if config.containers is None or images is None or holder.engine != config.containers.engine:
+            return None
+        return has_container(config.containers.engine, images.api_version, holder.container)
+
+    return find
