@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import itertools
 import threading
 import time
@@ -14,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast, overload
 
 from fluster.actors.results.futures import ActorFuture
+from fluster.actors.results.loop_calls import setter, tell_soon
 from fluster.cluster.jobs.arguments import deadline_after
 from fluster.errors import ActorTimeoutError
 from fluster.worker_pool.work import Batch, Block, Outcome, blocks_of
@@ -183,7 +183,7 @@ class AsyncMapResult(ItemFutures[T]):
                 outcome = self._outcomes[index]
                 if outcome is not None:
                     return outcome
-                self._wakes.append(_setter(arrived, asyncio.get_running_loop()))
+                self._wakes.append(setter(arrived))
             await arrived.wait()
 
 
@@ -331,8 +331,7 @@ class AsyncUnorderedResults(UnorderedItems[T], AsyncIterator[T]):
         super().__init__(*items, **options)
 
     def _take(self, outcome: Outcome) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed, and nothing waits there
-            self._loop.call_soon_threadsafe(self._arrived.put_nowait, outcome)
+        tell_soon(self._loop, self._arrived.put_nowait, outcome)
 
     async def __anext__(self) -> T:
         while self._outcome is None or self._index == self._outcome.stop:
@@ -340,11 +339,3 @@ class AsyncUnorderedResults(UnorderedItems[T], AsyncIterator[T]):
                 raise StopAsyncIteration
             self._open(await self._arrived.get())
         return self._next_of(self._outcome)
-
-
-def _setter(event: asyncio.Event, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-    def set_soon() -> None:
-        with contextlib.suppress(RuntimeError):  # as above
-            loop.call_soon_threadsafe(event.set)
-
-    return set_soon

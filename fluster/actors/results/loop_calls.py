@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -48,6 +49,11 @@ def tell_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], 
         loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:
         log.debug("the loop is closed, and all calls with it")
+
+
+def setter(event: asyncio.Event) -> Callable[[], None]:
+    """Return what sets `event`, which belongs to the loop that runs here, from any thread. It has no effect once that loop is closed."""
+    return functools.partial(tell_soon, asyncio.get_running_loop(), event.set)
 
 
 def closed() -> ClosedError:

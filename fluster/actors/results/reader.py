@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -13,7 +12,7 @@ from typing import Generic, NoReturn, Self, TypeVar
 
 from fluster.actors.protocol.failures import decode_failure
 from fluster.actors.protocol.flow_control import Read, Window
-from fluster.actors.results.loop_calls import closed, is_running
+from fluster.actors.results.loop_calls import closed, is_running, setter
 from fluster.errors import ActorTimeoutError, ConnectionLostError
 from fluster_bus.payloads import payloads
 from fluster_bus.running.blocked_waits import wait_for_future, wait_seeing_signals
@@ -241,7 +240,7 @@ class ActorStream(Generic[T]):
     async def _await_items(self) -> list[bytes]:
         reader = self._reader
         arrived = asyncio.Event()
-        items = reader.next_items(_setter(arrived, asyncio.get_running_loop()))
+        items = reader.next_items(setter(arrived))
         if items is None:
             try:
                 async with asyncio.timeout(reader.timeout_s):
@@ -254,7 +253,7 @@ class ActorStream(Generic[T]):
 
     async def _await_fetched(self, data: bytes) -> bytes:
         fetched, arrived = self._reader.fetch(data), asyncio.Event()
-        wake = _setter(arrived, asyncio.get_running_loop())
+        wake = setter(arrived)
         fetched.add_done_callback(lambda _done: wake())
         await wait_set(arrived, self._reader.timeout_s)
         return self._outcome_of(fetched)
@@ -288,11 +287,3 @@ class ActorStream(Generic[T]):
 
 def _nothing() -> None:
     pass
-
-
-def _setter(event: asyncio.Event, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-    def set_soon() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed, and nothing waits there
-            loop.call_soon_threadsafe(event.set)
-
-    return set_soon
