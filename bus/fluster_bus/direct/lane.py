@@ -1,6 +1,6 @@
 """A small connection to NATS for threads that block: the thread that waits for a message reads the socket itself.
 
-    thread ── publish ──► Line ──► server        the turn to read (turns.py) goes from thread to thread; callbacks
+    thread ── publish ──► Line ──► server        the turn to read (waiting.py) goes from thread to thread; callbacks
     thread ◄─ receive ◄── Line ◄── server        run in the thread that has it
 
 One thread more, the keeper, makes the connection and makes it anew when it is lost, sends pings, and reads when no other
