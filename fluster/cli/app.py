@@ -103,7 +103,7 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
     """The command, ending with one line and an exit code whatever goes wrong."""
 
     @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
+    def run(*args: object, **kwargs: object) -> None:
         try:
             command(*args, **kwargs)
             sys.stdout.flush()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -305,7 +305,7 @@ def with_options(command: Callable[..., None], settings: Sequence[Setting]) -> C
             typer.Option("--job-credentials", metavar="NAMESPACE=FILE", help="Of a namespace's jobs; repeatable."),
         ]
 
-    def run(*args: Any, **kwargs: Any) -> None:
+    def run(*args: object, **kwargs: object) -> None:
         command(*args, **kwargs)
 
     keyword = inspect.Parameter.KEYWORD_ONLY

@@ -28,7 +28,7 @@ def offered_disk(given: int | str | None) -> int | None:
     return _read("disk", given, DISK, read)
 
 
-def offered_gpus(given: str | None) -> tuple[Any, ...] | None:
+def offered_gpus(given: str | None) -> tuple[object, ...] | None:
     """As a LocalSetup has them; None when neither the owner nor FLUSTER_GPUS says it. Raises ValueError."""
 
     def read(text: str) -> tuple[Any, ...]:

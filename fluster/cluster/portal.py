@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from fluster.deferred_imports import import_later
 from fluster.errors import ForkedError
@@ -38,7 +38,7 @@ class Portal:
         self._last_call = threading.RLock()  # what is given to the loop comes before the word that it is to stop
         self._pid = os.getpid()
 
-    def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+    def run(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
         """What `await function(*args)` gives on the loop. Ctrl-C here cancels it there.
 
         Raises ClosedError after `close`, and when that comes before there is an answer, ForkedError, and RuntimeError

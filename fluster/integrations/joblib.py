@@ -117,7 +117,7 @@ class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         temp_folder: str | None = None,  # noqa: ARG002 - arrays are not written to files
         verbose: int = 0,  # noqa: ARG002 - what it asks for joblib itself writes
         context: object = None,  # noqa: ARG002 - multiprocessing's, which joblib always gives
-        **unknown: Any,
+        **unknown: object,
     ) -> int:
         """How many batches run at a time for this Parallel, once the first worker is there.
 

@@ -43,7 +43,7 @@ class Batches:
 class _Interrupted(NamedTuple):
     """A call raised KeyboardInterrupt, which is not a failure of a task that others are to see, but joblib's own way."""
 
-    args: tuple[Any, ...]
+    args: tuple[object, ...]
 
 
 def run_batch(pickled: bytes) -> bytes:

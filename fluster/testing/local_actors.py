@@ -50,7 +50,7 @@ class LocalActors:
         self.close()
 
     def deploy(
-        self, actor_class: type[T], /, *args: Any, name: str | None = None, replicas: int = 1, **kwargs: Any
+        self, actor_class: type[T], /, *args: object, name: str | None = None, replicas: int = 1, **kwargs: object
     ) -> ActorPool[T]:
         """A pool of `replicas` actors, each an `actor_class(*args, **kwargs)` with the very arguments given.
 

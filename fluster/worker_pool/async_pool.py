@@ -151,7 +151,7 @@ class AsyncWorkerPool:
         return self.submit_paced(self.workers.pace, function, args, kwargs)
 
     def submit_paced(
-        self, pace: Pace, function: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, pace: Pace, function: Callable[..., T], args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> ActorFuture[T]:
         """As `submit`, for tasks that take as long as others of that pace."""
         self.check_open()
@@ -165,7 +165,7 @@ class AsyncWorkerPool:
         self,
         function: Callable[..., T],
         /,
-        *iterables: Iterable[Any],
+        *iterables: Iterable[object],
         chunksize: int | None = None,
         progress: bool = False,
     ) -> AsyncMapResult[T]:
@@ -176,7 +176,7 @@ class AsyncWorkerPool:
         self,
         kind: Callable[[str, int, Any], Items],
         function: Callable[..., Any],
-        iterables: tuple[Iterable[Any], ...],
+        iterables: tuple[Iterable[object], ...],
         chunksize: int | None,
         progress: bool,
     ) -> Items:
@@ -197,7 +197,7 @@ class AsyncWorkerPool:
     def imap_unordered(
         self,
         function: Callable[..., T],
-        items: Iterable[Any],
+        items: Iterable[object],
         /,
         *,
         chunksize: int | None = None,
@@ -210,7 +210,7 @@ class AsyncWorkerPool:
         self,
         kind: Callable[..., Unordered],
         function: Callable[..., Any],
-        items: Iterable[Any],
+        items: Iterable[object],
         chunksize: int | None,
         progress: bool,
     ) -> Unordered:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from fluster.actors.results.futures import ActorFuture
 from fluster.cluster import Cluster
@@ -105,7 +105,7 @@ class WorkerPool:
         self,
         function: Callable[..., T],
         /,
-        *iterables: Iterable[Any],
+        *iterables: Iterable[object],
         chunksize: int | None = None,
         progress: bool = False,
     ) -> MapResult[T]:
@@ -120,7 +120,7 @@ class WorkerPool:
     def imap_unordered(
         self,
         function: Callable[..., T],
-        items: Iterable[Any],
+        items: Iterable[object],
         /,
         *,
         chunksize: int | None = None,

@@ -221,7 +221,7 @@ class UnorderedItems(ABC, Generic[T]):
 
     def __init__(
         self,
-        items: Iterable[Any],
+        items: Iterable[object],
         chunksize: int | None,
         *,
         make_batch: Callable[[Callable[[Outcome], object]], Batch],

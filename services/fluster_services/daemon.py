@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.access.tls import plain_servers
@@ -75,7 +74,7 @@ def address_from_environment() -> BusAddress:
 
 
 def run_daemon(
-    serve: Callable[[Bus, Callable[[], None]], Coroutine[Any, Any, None]],
+    serve: Callable[[Bus, Callable[[], None]], Coroutine[object, None, None]],
     *,
     address: BusAddress,
     name: str,
@@ -152,7 +151,7 @@ def _single(errors: BaseExceptionGroup[FlusterError]) -> Iterator[FlusterError]:
 
 
 async def _main(
-    serve: Callable[[Bus, Callable[[], None]], Coroutine[Any, Any, None]],
+    serve: Callable[[Bus, Callable[[], None]], Coroutine[object, None, None]],
     address: BusAddress,
     name: str,
     *,

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -78,7 +78,7 @@ class Entrypoint(Message):
     """The minor version that pickled the callable, such as 3.12."""
     pickled: bytes | None = Field(default=None, max_length=MAX_ENTRYPOINT_BYTES, repr=False)
     callable: Callable[..., object] | None = Field(default=None, exclude=True)
-    args: tuple[Any, ...] = Field(default=(), exclude=True)
+    args: tuple[object, ...] = Field(default=(), exclude=True)
     kwargs: Mapping[str, object] = Field(default_factory=dict, exclude=True)
 
     @model_validator(mode="before")

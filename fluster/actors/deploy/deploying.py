@@ -48,7 +48,7 @@ def deploy(
     cluster: Cluster | AsyncCluster,
     actor_class: type[T],
     /,
-    *args: Any,
+    *args: object,
     name: str | None = None,
     replicas: int = 1,
     resources: ResourceConfig | None = None,
@@ -57,8 +57,8 @@ def deploy(
     lifetime: Lifetime | None = None,
     timeout: float | None = None,
     logs: bool | None = None,
-    **kwargs: Any,
-) -> ActorPool[T] | Coroutine[Any, Any, AsyncActorPool[T]]:
+    **kwargs: object,
+) -> ActorPool[T] | Coroutine[object, None, AsyncActorPool[T]]:
     """A pool of `replicas` actors, each an instance `actor_class(*args, **kwargs)` in a process of its own.
 
     Returns when all have answered; with an AsyncCluster it is awaited. `name`, `resources` and `environment` are the class's,

@@ -9,7 +9,7 @@ import inspect
 import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
 from fluster.actors.definition.definition import (
     ActorOptions,
@@ -139,7 +139,7 @@ class Deployment(Generic[T]):
 
 def job_request(
     actor_class: type[object],
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: Mapping[str, object],
     *,
     name: str | None,

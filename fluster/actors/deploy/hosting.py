@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from fluster.actors.definition.definition import options_of
 
 
-def host(name: str, actor_class: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def host(name: str, actor_class: type[object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Make the actor and serve it until this task is asked to end. What the constructor raises ends the task."""
     from fluster.actors.server.server import ActorServer
     from fluster.cluster import current_cluster
@@ -18,7 +17,7 @@ def host(name: str, actor_class: type[Any], args: tuple[Any, ...], kwargs: Mappi
     # Each instance gets arguments that no other has changed.
     pickled = codec.encode((args, kwargs)) if options_of(actor_class).max_restarts else b""
 
-    def make(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    def make(args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         args, kwargs = resolved(args, kwargs)
         return actor_class(*args, **kwargs)
 

@@ -109,7 +109,7 @@ class AsyncActorHandle(Generic[T_co]):
     def _submit(
         self,
         method: str,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, object],
         timeout: float | None,
         wait: bool,

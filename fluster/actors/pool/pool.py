@@ -252,7 +252,7 @@ class AsyncActorPool(Generic[T_co]):
         return await self._caller.roster(self._key)
 
     def _new_broadcast(
-        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None, wait: bool
+        self, method: str, args: tuple[object, ...], kwargs: dict[str, object], timeout: float | None, wait: bool
     ) -> tuple[BroadcastAnswers[Any], Broadcast]:
         if wait:
             raise TypeError("broadcast(wait=True): a broadcast does not wait for room; send it again to who had none")

@@ -25,7 +25,7 @@ def host(
     actor_name: str,
     group_name: str,
     actor_class: type,
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: Mapping[str, object],
     *,
     max_concurrency: int,
@@ -60,7 +60,11 @@ def host(
 
 
 def made(
-    context: ActorContext, client: FlusterClient, actor_class: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    context: ActorContext,
+    client: FlusterClient,
+    actor_class: type,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
 ) -> object:
     """An instance whose constructor found `current_actor()` and `current_client()`."""
     token = _set_current_actor(context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fray.client import JobFailed
 from fray.current_client import set_current_client
@@ -27,7 +27,10 @@ _STATUS = {
 
 
 def run(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], environment: EnvironmentConfig
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    environment: EnvironmentConfig,
 ) -> None:
     """What a job's task runs. Fray is not asked for what it returns."""
     from fluster.integrations.fray.client import FlusterClient

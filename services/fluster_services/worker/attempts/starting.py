@@ -329,7 +329,7 @@ class Starter:
         first = await self._claims.look(record.namespace, record.job_id, 0)
         return first.value.image if first is not None and first.value.order == record.order else None
 
-    async def _interruptible(self, work: Coroutine[Any, Any, Result], key: str) -> Result | None:
+    async def _interruptible(self, work: Coroutine[object, None, Result], key: str) -> Result | None:
         """What comes of `work`; None when it was given up: on the word of `stop`, or since this worker leaves."""
         if self._is_handing_back:  # whatever was there when that began got the request; this did not
             work.close()

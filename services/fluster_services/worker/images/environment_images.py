@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.contract.faults import MAX_LINE_BYTES, BuildError, BuildOutput, without_codes
@@ -210,7 +210,7 @@ class EnvironmentImages:
             for text, _is_partial in cutter.finish():
                 _add(output, text.decode(errors="replace"))
 
-    async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _watched(self, work: Coroutine[object, None, None]) -> None:
         """Do `work`, and raise EngineError when the engine that it waits for does not answer."""
         working, watching = asyncio.create_task(work), asyncio.create_task(self._watch())
         try:
