@@ -30,7 +30,7 @@ def scoped(role: Role) -> Permissions:
 
 
 def granted(role: Role, namespaces: Sequence[str], name: str, *, workers: str) -> Permissions:
-    """What a user of a role may do whose namespaces these are: `name` is that of its inboxes, `workers` the worker that it is, if it is one."""
+    """What a user with this role in these namespaces may do. `name` is that of its inboxes, `workers` its worker id if it is a worker."""
     match role:
         case Role.OPERATOR:
             return Permissions(publish=(subjects.ANY_TAIL,), subscribe=(subjects.ANY_TAIL,))
