@@ -13,7 +13,7 @@ from pathlib import Path
 from fluster_bus.access.address import BusAddress
 from fluster_bus.configuration.server_configuration import accounts_configuration
 from fluster_bus.core.roles import DEFAULT_NAMESPACE, MAX_PAYLOAD_BYTES, Role, User
-from fluster_bus.direct.wire import SERVER_PINGS
+from fluster_bus.direct.pulse import SERVER_PINGS
 from fluster_bus.server_process import find_binary
 
 SERVERS = 3

@@ -25,7 +25,7 @@ from fluster_bus.core.roles import (
     users,
 )
 from fluster_bus.core.stream_bounds import NamespaceBounds, store_bytes
-from fluster_bus.direct.wire import SERVER_PINGS
+from fluster_bus.direct.pulse import SERVER_PINGS
 from fluster_bus.server_process import (
     LOOPBACK,
     PORT_ATTEMPTS,

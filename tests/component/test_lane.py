@@ -23,7 +23,7 @@ from fluster_bus.core.roles import Role
 from fluster_bus.direct import wire
 from fluster_bus.direct.lane import Lane
 from fluster_bus.direct.line import Line
-from fluster_bus.direct.wire import PingTiming
+from fluster_bus.direct.pulse import PingTiming
 from fluster_bus.server import EmbeddedServer
 from tests.component.conftest import freeze_server, kill_server
 from tests.component.nats_servers import configured

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_bus.direct.wire import SERVER_PINGS, PingTiming, Pulse
+from fluster_bus.direct.pulse import SERVER_PINGS, PingTiming, Pulse
 
 TIMING = PingTiming(5.0, 2)
 

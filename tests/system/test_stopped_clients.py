@@ -9,7 +9,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from fluster_bus.direct.wire import SERVER_PINGS
+from fluster_bus.direct.pulse import SERVER_PINGS
 from tests.system.daemons import Daemons
 from tests.system.processes import Family
 

@@ -21,7 +21,7 @@ from fluster_bus.configuration.server_sections import PLAIN, clients_tls, group,
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import AddressError, InvalidNameError
 from fluster_bus.core.roles import DEFAULT_NAMESPACE, MAX_PAYLOAD_BYTES, Permissions, Role, User, users
-from fluster_bus.direct.wire import SERVER_PINGS
+from fluster_bus.direct.pulse import SERVER_PINGS
 
 TLS_FOLDER = "/etc/nats/tls"  # at a production server, unless another is given
 WITHOUT_TLS, THREE = "--without-tls", "--three"

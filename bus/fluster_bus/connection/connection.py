@@ -32,7 +32,7 @@ from fluster_bus.core.errors import (
     StorageTimeoutError,
     UntrustedServerError,
 )
-from fluster_bus.direct.wire import PingTiming
+from fluster_bus.direct.pulse import PingTiming
 from fluster_bus.running.coroutines import SpawnedTasks, retried
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from nats.protocol.parser import Parser
 from fluster_bus.access.tls import check_offer, handshake_error
 from fluster_bus.connection.tcp_stream import TcpStream
 from fluster_bus.direct import wire
-from fluster_bus.direct.wire import PingTiming, Pulse
+from fluster_bus.direct.pulse import PingTiming, Pulse
 
 if TYPE_CHECKING:
     from nats.aio.client import Srv

@@ -31,8 +31,9 @@ from fluster_bus.core.errors import (
 )
 from fluster_bus.direct import wire
 from fluster_bus.direct.line import Dialler, Line
+from fluster_bus.direct.pulse import PingTiming, Pulse
 from fluster_bus.direct.waiting import Eagerness, OnTurn, PollInterval, Turns, Waker
-from fluster_bus.direct.wire import Info, NumberedDelivery, Ping, PingTiming, Pong, ProtocolError, Pulse, Refusal, Said
+from fluster_bus.direct.wire import Info, NumberedDelivery, Ping, Pong, ProtocolError, Refusal, Said
 
 log = logging.getLogger(__name__)
 
