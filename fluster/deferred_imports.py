@@ -20,15 +20,12 @@ def import_later(*modules: str) -> None:
 
 
 def import_now() -> None:
-    """Import what was named, and build the messages that it uses: in a process that waits anyway, or is about to be forked."""
+    """Import what was named: in a process that waits anyway, or is about to be forked."""
     collects = gc.isenabled()
     gc.disable()  # nothing of a module is garbage
     try:
         for name in _later:  # all, also when another thread is at it; these may name more
             importlib.import_module(name)
-        from fluster_bus.messages.parts.model import build_all
-
-        build_all()
     finally:
         if collects:
             gc.enable()

@@ -20,13 +20,14 @@ _DISABLE_PLUGINS, _ALL = "PYDANTIC_DISABLE_PLUGINS", "__all__"
 
 
 def import_own(*modules: str) -> None:
-    """Have them in memory, and the messages built that they use. For a single thread."""
-    with without_plugins():
+    """Have them in memory. For a single thread.
+
+    Pydantic's plugins are for the models of users. It would search every installed package for some at the first model, which takes
+    5 to 15 ms; a task that defines one does that now.
+    """
+    with _without_plugins():
         for module in modules:
             importlib.import_module(module)
-        from fluster_bus.messages.parts.model import build_all
-
-        build_all()
 
 
 def import_kept(*modules: str, is_shared: bool = True) -> None:
@@ -39,11 +40,7 @@ def import_kept(*modules: str, is_shared: bool = True) -> None:
 
 
 @contextmanager
-def without_plugins() -> Iterator[None]:
-    """Build the models of what is imported here without pydantic's plugins, which are for the models of users.
-
-    Pydantic would search every installed package for some at the first model, which takes 5 to 15 ms; a task that defines one does that now.
-    """
+def _without_plugins() -> Iterator[None]:
     before = os.environ.get(_DISABLE_PLUGINS)
     os.environ[_DISABLE_PLUGINS] = _ALL
     try:

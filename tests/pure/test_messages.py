@@ -25,7 +25,6 @@ from fluster_bus.messages import (
     JobInfo,
     JobRequest,
     JobStatus,
-    Message,
     Namespace,
     TaskRecord,
     TaskStatus,
@@ -33,7 +32,6 @@ from fluster_bus.messages import (
 )
 from fluster_bus.messages.endpoints import MAX_METADATA_BYTES
 from fluster_bus.messages.jobs import MAX_ENTRYPOINT_BYTES, port_variable
-from fluster_bus.messages.parts.model import build_all
 from fluster_bus.messages.parts.origin import Origin
 from fluster_bus.messages.parts.resources import (
     GIB,
@@ -507,35 +505,3 @@ def test_a_command_in_one_text_is_answered_with_its_list(command: Any, words: li
     with pytest.raises(ValidationError) as refused:
         Entrypoint(command=command)
     assert f"command={command!r}: give it as a list, such as {words!r}" in str(refused.value)
-
-
-def test_a_message_is_built_by_one_of_the_threads_that_use_it_first() -> None:
-    class Part(Message):
-        number: int = 0
-
-    class Whole(Message):
-        part: Part
-
-    threads, together, read = 8, threading.Barrier(8), list[Whole]()
-
-    def use() -> None:
-        together.wait()
-        read.append(Whole.from_json(b'{"part": {"number": 3}}'))
-
-    users = [threading.Thread(target=use) for _ in range(threads)]
-    for each in users:
-        each.start()
-    for each in users:
-        each.join()
-    assert {type(whole) for whole in read} == {Whole}
-    assert {whole.part.to_json() for whole in read} == {b'{"number":3}'}, "a part is built when it is written by itself"
-    assert read == [Whole(part=Part(number=3))] * threads
-
-
-def test_messages_can_all_be_built_at_once() -> None:
-    class Late(Message):
-        number: int = 0
-
-    assert not Late.__pydantic_complete__, "it is built when it is first used"
-    build_all()
-    assert Late.__pydantic_complete__

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
@@ -21,25 +20,6 @@ class _Arrived(dict[str, object]):
     """The unknown fields of a message that was read: a newer sender gave them, so this program made no mistake."""
 
 
-# Before version 2.14 pydantic lets two threads build one class at once, and one of them may find its parent's validator.
-_building = threading.RLock()
-
-
-def _build(kind: type[BaseModel]) -> None:
-    with _building:
-        kind.model_rebuild()  # nothing is done when another thread just did it
-
-
-def build_all() -> None:
-    """Have all messages that were imported ready for use, in a process that has to wait anyway or is about to be
-    copied. Elsewhere each is when it is first used.
-    """
-    kinds: list[type[BaseModel]] = [Message]
-    for kind in kinds:
-        _build(kind)
-        kinds += kind.__subclasses__()
-
-
 @functools.cache
 def _all_fields(kind: type[BaseModel]) -> set[str]:
     return set(kind.model_fields)
@@ -49,8 +29,6 @@ class _Called(type(BaseModel)):  # type: ignore[misc]  # mypy does not follow it
     """What happens when a program makes a message by calling its class; what is read from JSON does not come here."""
 
     def __call__(cls: Any, *values: Any, **fields: Any) -> Any:
-        if not cls.__pydantic_complete__:
-            _build(cls)
         if values:
             fields = {**_by_position(cls, values, fields), **fields}
         try:
@@ -115,14 +93,8 @@ class Message(BaseModel, **_CALLED):
 
     # Only a model that allows unknown fields writes them again; `_no_unknown_here` keeps them to what arrives.
     # Numbers that JSON does not have are refused: they would be written as null, which no reader takes.
-    # Classes are built when they are first used, as a program uses few of them and each takes a millisecond or more.
     model_config = ConfigDict(
-        frozen=True,
-        extra="allow",
-        ser_json_bytes="base64",
-        val_json_bytes="base64",
-        allow_inf_nan=False,
-        defer_build=True,
+        frozen=True, extra="allow", ser_json_bytes="base64", val_json_bytes="base64", allow_inf_nan=False
     )
 
     @model_validator(mode="after")
@@ -180,15 +152,11 @@ class Message(BaseModel, **_CALLED):
         return self  # frozen; pydantic copies the default of a field for every model that it reads
 
     def to_json(self) -> bytes:
-        if not self.__pydantic_complete__:  # it was read as a part of another
-            _build(type(self))
         return self.model_dump_json(exclude_defaults=True).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Self:
         """Read a message. Raises InvalidMessageError, which names the fields that are wrong."""
-        if not cls.__pydantic_complete__:
-            _build(cls)
         try:
             return cls.model_validate_json(data or b"{}")
         except ValidationError as error:

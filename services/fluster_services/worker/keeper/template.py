@@ -26,7 +26,7 @@ from pathlib import Path
 
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_bus.running.prctl import set_process_name
-from fluster_services.forking import import_own, run_and_exit, without_plugins
+from fluster_services.forking import import_own, run_and_exit
 from fluster_services.immortal_objects import keep_shared
 from fluster_services.worker.contract.faults import NO_ROOM, AlreadyStartedError, LaunchError, WorkerFaultError
 from fluster_services.worker.keeper import keeper
@@ -189,8 +189,7 @@ def _import_for_tasks() -> None:
     from fluster.deferred_imports import import_now
 
     import_own("fluster.actors.server.server", "fluster.worker_pool")
-    with without_plugins():
-        import_now()
+    import_now()
 
 
 class _Template:
