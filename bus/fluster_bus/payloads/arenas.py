@@ -196,7 +196,10 @@ def measured_place() -> str | None:
         rights = [line for line in status.splitlines() if line.startswith("CapPrm")]
     except OSError:
         return None
-    whole = f"{boot_id()} {spaces} {os.geteuid()} {rights}"
+    boot = boot_id()
+    if not boot:
+        return None  # then two machines would have the same name
+    whole = f"{boot} {spaces} {os.geteuid()} {rights}"
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
