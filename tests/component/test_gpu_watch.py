@@ -90,7 +90,7 @@ async def test_a_gpu_in_which_a_program_computes_that_is_no_task(tmp_path: Path,
     """It is given to no task where the machine is the cluster's; on a user's own machine that is a warning."""
     reader, ledger = _Reader(), _ledger(UUID)
     watch = _watch(ledger, reader, tmp_path, keeps_apart=keeps_apart)
-    who = f"process {1 << 22}, which is not of a task, holds 2.0 GiB of its memory"
+    who = f"process {1 << 22}, which is not of a task, holds more than 1 GiB of its memory"
     reader.processes = (GpuProcess(1 << 22, 2 * GIB),)
     for _ in range(2):
         await watch.look()

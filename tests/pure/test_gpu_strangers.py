@@ -55,7 +55,9 @@ def test_only_those_that_stay_for_some_looks_count() -> None:
 
 
 def test_words() -> None:
-    assert Strangers((7,), 3 * GIB).described() == "process 7, which is not of a task, holds 3.0 GiB of its memory"
+    assert (
+        Strangers((7,), 3 * GIB).described() == "process 7, which is not of a task, holds more than 1 GiB of its memory"
+    )
     many = Strangers(tuple(range(1, 8)), 3 * GIB)
-    assert many.described() == "processes 1, 2, 3, 4, 5 …, which are not of a task, hold 3.0 GiB of its memory"
+    assert many.described() == "processes 1, 2, 3, 4, 5 …, which are not of a task, hold more than 1 GiB of its memory"
     assert (Strangers((7,), 0).them, many.them) == ("it", "them")

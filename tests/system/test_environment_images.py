@@ -183,7 +183,8 @@ async def test_an_engine_that_stops_answering_or_ends_in_the_middle_is_told(
         asking = await begin()
         own_engine.stop()
         try:
-            with pytest.raises(BuildError, match="went away while it built"):
+            # Its socket may be gone before its answer ends, and then that is seen first.
+            with pytest.raises(BuildError, match=r"went away while it built|cannot be reached: No such file"):
                 await asking
         finally:
             own_engine.start()

@@ -293,7 +293,7 @@ def test_a_gpu_in_which_another_program_computes_is_given_to_no_task(site: Site,
         try:
             stand_in.show(replace(FIRST, processes=[("c", program.pid, 2 * GIB)]))
             site.start_worker("w1", FIRST)
-            why = f"process {program.pid}, which is not of a task, holds 2.0 GiB of its memory: end it"
+            why = f"process {program.pid}, which is not of a task, holds more than 1 GiB of its memory: end it"
             with site.connect() as cluster:
                 wait_until(lambda: why in str(cluster.worker_health(WorkerId("w1")).problems), PATIENCE_S)
                 waiting = cluster.launch(command(*_SHOW, resources=ONE))

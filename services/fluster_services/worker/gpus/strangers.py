@@ -34,10 +34,10 @@ class Strangers:
         return "it" if len(self.pids) == 1 else "them"
 
     def described(self) -> str:
-        """They and what they hold, in the words of a message."""
+        """They and what they do, in the words of a message; without a figure that would make it another each time."""
         pids = ", ".join(map(str, self.pids[:_NAMED])) + (" …" if len(self.pids) > _NAMED else "")
         whose = f"process {pids}, which is" if len(self.pids) == 1 else f"processes {pids}, which are"
-        return f"{whose} not of a task, {'holds' if len(self.pids) == 1 else 'hold'} {self.memory / (1 << 30):.1f} GiB of its memory"
+        return f"{whose} not of a task, {'holds' if len(self.pids) == 1 else 'hold'} more than {MANY_BYTES >> 30} GiB of its memory"
 
 
 def strangers_on(gpu: Gpu) -> Strangers | None:
