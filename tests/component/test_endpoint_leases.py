@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 import time
 
 import pytest
@@ -24,6 +25,7 @@ from fluster_bus.messages import (
     Namespace,
     UnregisterRequest,
 )
+from fluster_bus.running.coroutines import TimeSlices
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.registry import Registry
 from fluster_bus.storage.streams import endpoint_key
@@ -108,13 +110,26 @@ async def test_a_lease_that_is_not_renewed_ends(
     await wait_until_async(lambda: _registered(registry, "renewed", there=False))
 
 
+@pytest.mark.parametrize("is_looking", [False, True])
 async def test_a_controller_that_was_stopped_does_not_judge_leases(
     own_server: EmbeddedServer,
     start_controller: StartController,
     connect_bus: ConnectBus,
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_looking: bool,
 ) -> None:
-    """It heard no renewals, since it heard nothing at all."""
+    """It heard no renewals, since it heard nothing at all, whether it waited meanwhile or was just looking at them."""
+    stop, stopped = threading.Event(), threading.Event()
+
+    class Slices(TimeSlices):
+        async def step(self) -> bool:
+            if stop.is_set() and not stopped.is_set():
+                time.sleep(2.5)  # noqa: ASYNC251 - as a stopped process does, for longer than the lease
+                stopped.set()
+            return await super().step()
+
+    monkeypatch.setattr(registry_sweep, "TimeSlices", Slices)
     monkeypatch.setattr(registry_sweep, "_TICK_S", 0.02)
     monkeypatch.setattr(registry_sweep, "_LATE_S", 0.1)
     controller = await start_controller()
@@ -125,8 +140,11 @@ async def test_a_controller_that_was_stopped_does_not_judge_leases(
     await wait_until_async(lambda: len(index) == 1)
     key = endpoint_key(endpoint)
     counted_from = index.written_at(key)
-    # As a stopped process does, for longer than the lease: how long it hears nothing is what is tested.
-    time.sleep(2.5)  # noqa: ASYNC251
+    if is_looking:
+        stop.set()
+        await wait_until_async(stopped.is_set)
+    else:
+        time.sleep(2.5)  # noqa: ASYNC251 - likewise
     await wait_until_async(lambda: index.written_at(key) > counted_from)
     assert not index.stale
     assert await registry.lookup("calc") == [endpoint]

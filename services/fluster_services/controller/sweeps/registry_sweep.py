@@ -155,13 +155,13 @@ class RegistrySweep:
 
     async def _tick(self, bus: Bus, state: _Namespace) -> None:
         """Leases and old marks go by time. Both are counted from when this controller saw them, by its own clock."""
-        slices = TimeSlices()
+        slices, looked_at = TimeSlices(), time.monotonic()
         while True:
-            started = time.monotonic()
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
-            is_connected = bus.connected and self._shared_bus.connected
-            if not is_connected or now - started > _TICK_S + _LATE_S:
+            # Since the last look, not since the sleep began: a process can be stopped while it looks, too.
+            is_late, looked_at = now - looked_at > _TICK_S + _LATE_S, now
+            if is_late or not (bus.connected and self._shared_bus.connected):
                 # Nothing could be renewed, or this process was stopped and heard nothing: all have their full time again.
                 state.index.renew_all(now=now)
                 continue
