@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from fluster_bus.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fluster.actors import (
@@ -260,15 +261,7 @@ _SOURCES = (  # those first that take next to no time
 
 # Found when asked for: `fluster --help` imports this package too, and need not wait for what only programs use.
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name in __all__:
-            for source in _SOURCES:
-                found = getattr(import_module(source), name, None)
-                if found is not None:
-                    globals()[name] = found
-                    return found
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = lazy_exports(__name__, __all__, _SOURCES)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

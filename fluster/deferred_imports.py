@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import sys
-from collections.abc import Callable, Mapping, Sequence
 
 _later: list[str] = []
 
@@ -29,19 +27,3 @@ def import_now() -> None:
     finally:
         if collects:
             gc.enable()
-
-
-def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
-    """The `__getattr__` of a package that has names of its modules {within it: names}, each imported when one of them
-    is asked for.
-    """
-    module_of = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
-
-    def find(name: str) -> object:
-        if name not in module_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = getattr(importlib.import_module(module_of[name]), name)
-        setattr(sys.modules[package], name, found)
-        return found
-
-    return find

@@ -29,10 +29,11 @@ _SDK = """
 
 def _imported_for_type_checkers(package: ModuleType) -> dict[str, str]:
     """{name: module} as type checkers see it."""
-    source = Path(package.__file__ or "").read_text(encoding="utf-8")
+    source = ast.parse(Path(package.__file__ or "").read_text(encoding="utf-8"))
+    (block,) = (each for each in source.body if isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING")
     return {
         alias.name: node.module or ""
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(block)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fluster")
         for alias in node.names
     }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from fluster_bus.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fluster_bus.core.names import EndpointId, JobId, Namespace, WorkerId
@@ -196,15 +197,7 @@ _SOURCES = (  # those first that a client needs; each imports what the ones befo
 
 # Found when asked for: a client needs half of them, and to import the others takes as long as all else that it does.
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name in __all__:
-            for source in _SOURCES:
-                found = getattr(import_module(source), name, None)
-                if found is not None:
-                    globals()[name] = found
-                    return found
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = lazy_exports(__name__, __all__, _SOURCES)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

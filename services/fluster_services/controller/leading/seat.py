@@ -320,7 +320,7 @@ class Seat:
 
     def _deposed(self) -> DeposedError:
         holder = self._holder.controller_id if self._holder is not None else "no controller"
-        return DeposedError(f"{self.me.controller_id} does not lead any more, {holder} does")
+        return DeposedError(f"{self.me.controller_id} no longer leads, {holder} does")
 
     # ---- giving it back ---------------------------------------------------------------------------------
 

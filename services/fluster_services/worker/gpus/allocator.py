@@ -93,10 +93,7 @@ class GpuAllocator:
         """Find which of these GPUs are to be withheld; of those `in_use` by tasks of this worker only how they are is looked at."""
         before, self._leased = self.withheld, set()
         inventory, used = await self.read(), frozenset(in_use())
-        unwell, taken = await asyncio.to_thread(self._look, inventory, ids, used, {})
-        taken |= await asyncio.to_thread(
-            self._look_for_strangers, inventory, {*ids} - unwell.keys() - taken.keys() - used
-        )
+        unwell, taken = await asyncio.to_thread(self._look_whole, inventory, ids, used)
         self.unwell = unwell
         self._taken = {name: why for name, why in taken.items() if name not in self._leased and name not in in_use()}
         for name in sorted(self.withheld.keys() - before.keys()):
@@ -195,6 +192,14 @@ class GpuAllocator:
             elif name not in in_use and (why := self._why_taken(gpu, notes)) is not None:
                 taken[name] = why
         return unwell, taken
+
+    def _look_whole(
+        self, inventory: GpuInventory, ids: Sequence[str], in_use: frozenset[str]
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """The same as by `_look`, with those taken that strangers use."""
+        unwell, taken = self._look(inventory, ids, in_use, {})
+        free = {*ids} - unwell.keys() - taken.keys() - in_use
+        return unwell, {**taken, **self._look_for_strangers(inventory, free)}
 
     def _look_for_strangers(self, inventory: GpuInventory, free: Collection[str]) -> dict[str, str]:
         """Which of these, that no task has, are to be given to none since other programs use them, and why."""

@@ -24,9 +24,8 @@ class Strangers:
 
     pids: tuple[int, ...]
     memory: int  # bytes
-    has_server: bool = (
-        False  # the driver's MPS, in which programs of several users compute: the machine's owner has them share
-    )
+    # One is NVIDIA's MPS, in which programs of several users compute: the machine's owner has them share the GPU.
+    has_server: bool = False
 
     @property
     def them(self) -> str:
