@@ -27,8 +27,9 @@ _REPLACED = {
     "_process_connect_init": [],
     "_process_info": ["info", "initial_connection"],
     "request": ["subject", "payload", "timeout", "old_style", "headers"],
+    "drain": [],
 }
-_OF_CLIENT = {"_ps", "_transport", "_current_server", "_pending", "_pending_data_size", "_subs"}
+_OF_CLIENT = {"_ps", "_transport", "_current_server", "_pending", "_pending_data_size", "_subs", "_status"}
 _OF_SUBSCRIPTION = {"_id", "_wait_for_msgs_task", "_pending_queue", "_closed"}
 
 

@@ -271,7 +271,7 @@ class Connection:
         try:
             await asyncio.wait({draining, gone}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            # More than once: nats-py takes the first for the end of the drain, and waits for the server then.
+            # More than once: nats-py's flush may forget one that comes in the moment of the answer.
             while not draining.done():
                 draining.cancel()
                 await asyncio.sleep(0)
@@ -282,7 +282,7 @@ class Connection:
             self._nats.drop_unsent()
             draining.cancel()
             await asyncio.wait({draining})
-        if draining.cancelled():  # as nats-py had not yet begun to wait, or waited for what it does last
+        if draining.cancelled():
             await self._nats.abandon()
         else:
             draining.result()
