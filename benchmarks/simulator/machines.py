@@ -77,9 +77,9 @@ class _Group:
             and each.cpu <= free.cpu
             and each.memory <= free.memory
             and (
-                not each.count
+                not each.devices
                 or (
-                    each.count <= free.devices
+                    each.devices <= free.devices
                     and each.device == free.device
                     and each.variant in (free.variant, capacity.ANY_VARIANT)
                 )

@@ -7,11 +7,12 @@ levels is offered on the class above it, and if no worker listens there, by name
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from fluster_bus.core import subjects
 from fluster_bus.messages import Capacity, Namespace, ResourceConfig
@@ -25,25 +26,28 @@ _COUNT_LEVELS = (1, 2, 4, 8, 16, 32, 64)
 _DECIMALS = 3  # of a CPU: sums of fractions must come out even
 _KEPT_NEEDS = 4_096
 _NAMED = 10  # workers, in a text
+_tuple = tuple.__new__  # a named tuple of all its fields, which Python makes without running a function of its own
 
 
-@dataclass(frozen=True, order=True)
-class CapacityClass:
-    """A subject on which tasks of one size and namespace are offered."""
+class CapacityClass(NamedTuple):
+    """A subject on which tasks of one size and namespace are offered. A tuple, since workers compare hundreds of them for a task."""
 
     namespace: Namespace
     device: str
     variant: str
-    count: int
+    devices: int
     cpu: float
     memory: int
 
-    @functools.cached_property
+    @property
     def subject(self) -> str:
-        cpu = f"c{round(self.cpu * 1000)}m"
-        return subjects.dispatch(
-            self.namespace, self.device, self.variant, self.count, cpu=cpu, memory=f"m{self.memory // MIB}"
-        )
+        return _subject(self)
+
+
+@functools.lru_cache(maxsize=_KEPT_NEEDS)
+def _subject(of: CapacityClass) -> str:
+    cpu, memory = f"c{round(of.cpu * 1000)}m", f"m{of.memory // MIB}"
+    return subjects.dispatch(of.namespace, of.device, of.variant, of.devices, cpu=cpu, memory=memory)
 
 
 def needed(resources: ResourceConfig, namespace: Namespace | None = None) -> Capacity:
@@ -277,7 +281,7 @@ def class_of(need: Capacity) -> CapacityClass | None:
 
 def is_between_levels(need: Capacity, offered: CapacityClass) -> bool:
     """True when a worker may have room for `need` and yet not for the class above it."""
-    return (need.cpu, need.memory, need.devices) != (offered.cpu, offered.memory, offered.count)
+    return (need.cpu, need.memory, need.devices) != (offered.cpu, offered.memory, offered.devices)
 
 
 def _at_least(levels: tuple[float, ...] | tuple[int, ...], value: float) -> float | None:
@@ -286,12 +290,8 @@ def _at_least(levels: tuple[float, ...] | tuple[int, ...], value: float) -> floa
 
 def classes_covered(free: Capacity) -> frozenset[CapacityClass]:
     """Every class that a worker with `free` has room for."""
-    return frozenset(_covered(free))
-
-
-def _covered(free: Capacity) -> Iterator[CapacityClass]:
     if free.tasks is not None and free.tasks < 1:
-        return
+        return frozenset()
     kinds: list[tuple[str, str, int]] = [("cpu", "none", 0)]
     most = most_of_a_model(free)
     if most:
@@ -302,10 +302,22 @@ def _covered(free: Capacity) -> Iterator[CapacityClass]:
             for count in _COUNT_LEVELS
             if count <= has
         ]
-    cpus = [cpu for cpu in _CPU_LEVELS if cpu <= free.cpu]
-    memories = [memory for memory in _MEMORY_LEVELS if memory <= free.memory]
-    for namespace, (device, variant, count), cpu, memory in itertools.product(free.namespaces, kinds, cpus, memories):
-        yield CapacityClass(namespace, device, variant, count, cpu, memory)
+    cpus, memories = bisect.bisect_right(_CPU_LEVELS, free.cpu), bisect.bisect_right(_MEMORY_LEVELS, free.memory)
+    return _classes(free.namespaces, tuple(kinds), cpus, memories)
+
+
+@functools.lru_cache(maxsize=1)  # what is free changes with each task, and seldom passes a level
+def _classes(
+    namespaces: tuple[Namespace, ...], kinds: tuple[tuple[str, str, int], ...], cpus: int, memories: int
+) -> frozenset[CapacityClass]:
+    """Those of the lowest so many levels."""
+    places = itertools.product(namespaces, kinds, _CPU_LEVELS[:cpus], _MEMORY_LEVELS[:memories])
+    return frozenset(
+        [
+            _tuple(CapacityClass, (namespace, device, variant, count, cpu, memory))
+            for namespace, (device, variant, count), cpu, memory in places
+        ]
+    )
 
 
 def describe(need: Capacity) -> str:

@@ -33,7 +33,7 @@ from fluster_bus.messages import Done, LogBatch
 from fluster_bus.messages.parts.model import Message
 from fluster_bus.server import EmbeddedServer
 from tests.component.conftest import ConnectBus, freeze_server, kill_server
-from tests.insides import nats_client_of
+from tests.insides import nats_client_of, subscriptions_of
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
@@ -250,6 +250,25 @@ async def test_leaving_by_drain_loses_nothing(
             assert not isinstance(answer, BaseException) or isinstance(answer, NoRespondersError)
         await subscription.drain()
         await subscription.unsubscribe()
+
+
+async def test_subjects_that_are_left_together_lose_nothing_and_wait_for_the_server_once(
+    bus: Bus, subject: str, shared_server: EmbeddedServer, connect_bus: ConnectBus
+) -> None:
+    asker = await connect_bus(shared_server)
+    served = [await bus.serve(f"{subject}.{number}", Number, _double) for number in range(20)]
+    await bus.flush()
+    asking = [asyncio.create_task(asker.request(f"{subject}.{number}", b'{"value": 1}')) for number in range(20)]
+    await asyncio.sleep(0)
+    before = nats_client_of(bus).stats["out_msgs"]
+    await bus.drain_all(served)
+    told = await asyncio.gather(*asking, return_exceptions=True)
+    answers = [each for each in told if isinstance(each, Delivery)]
+    assert all(isinstance(each, Delivery | NoRespondersError) for each in told)
+    assert nats_client_of(bus).stats["out_msgs"] - before == 1 + len(answers)
+    assert not [each for each in subscriptions_of(bus) if each.startswith(subject)]
+    await bus.drain_all(served)
+    assert nats_client_of(bus).stats["out_msgs"] - before == 1 + len(answers)
 
 
 async def test_a_service_that_never_answers_is_named_with_the_time_it_was_given(bus: Bus, subject: str) -> None:

@@ -55,7 +55,7 @@ def _as_need(offered: CapacityClass) -> Capacity:
         memory=offered.memory,
         device=offered.device,
         variant=offered.variant,
-        devices=offered.count,
+        devices=offered.devices,
         namespaces=(offered.namespace,),
     )
 

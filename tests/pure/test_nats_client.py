@@ -19,7 +19,9 @@ _CALLED = {
     "_process_pong": [],
     "_process_err": ["err_msg"],
     "_send_unsubscribe": ["sid", "limit"],
+    "_remove_sub": ["sid", "max_msgs"],
 }
+_OF_A_SUBSCRIPTION_CALLED: dict[str, list[str]] = {"_stop_processing": []}
 _REPLACED = {
     "_process_headers": ["headers"],
     "_build_message": ["sid", "subject", "reply", "data", "headers"],
@@ -36,7 +38,14 @@ _OF_SUBSCRIPTION = {"_id", "_wait_for_msgs_task", "_pending_queue", "_closed"}
 @pytest.mark.parametrize(("name", "parameters"), [*_CALLED.items(), *_REPLACED.items()])
 def test_a_method_that_is_not_public_is_as_it_was(name: str, parameters: list[str]) -> None:
     method = getattr(Client, name)
-    assert inspect.iscoroutinefunction(method) == (name != "_build_message")
+    assert inspect.iscoroutinefunction(method) == (name not in ("_build_message", "_remove_sub"))
+    assert list(inspect.signature(method).parameters)[1:] == parameters
+
+
+@pytest.mark.parametrize(("name", "parameters"), _OF_A_SUBSCRIPTION_CALLED.items())
+def test_a_method_of_a_subscription_that_is_not_public_is_as_it_was(name: str, parameters: list[str]) -> None:
+    method = getattr(Subscription, name)
+    assert not inspect.iscoroutinefunction(method)
     assert list(inspect.signature(method).parameters)[1:] == parameters
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -234,6 +234,27 @@ class Bus(Connection):
         service = Service(self, subject, request, handler, concurrency=concurrency, request_queue=request_queue)
         return await self.subscribe(subject, service.on_delivery, queue=queue)
 
+    async def drain_all(self, subscriptions: Collection[Subscription]) -> None:
+        """Leave them as `Subscription.drain` does, with one wait for the server instead of one for each."""
+        leaving = [each for each in subscriptions if not each.is_leaving]
+        if not leaving:
+            return
+        for each in leaving:
+            each.is_leaving = True
+        try:
+            # nats-py's own drain stops listening when its PONG is there, which may be before its UNSUB has left.
+            for each in leaving:
+                await self._nats.send_unsubscribe(each.of_nats)
+            await self.flush()
+            while leaving:
+                await self._nats.wait_handled(leaving[-1].of_nats)
+                self._nats.forget(leaving.pop().of_nats)
+        except (DisconnectedError, ClosedError):
+            log.debug("%s: the connection was lost while leaving %s", self.name, leaving[0].of_nats.subject)
+        finally:  # those that are left, because of an error or a cancellation
+            for each in leaving:
+                await each.unsubscribe()
+
     @property
     def awaited_replies(self) -> int:
         """How many requests are out whose replies are awaited."""
@@ -251,26 +272,15 @@ class Subscription:
     def __init__(self, bus: Bus, client: QuickClient, subscription: NatsSubscription) -> None:
         self._bus = bus
         self._client = client
-        self._subscription = subscription
-        self._leaving = False
+        self.of_nats = subscription
+        self.is_leaving = False
 
     async def drain(self) -> None:
         """Leave, after everything that is on its way here has been handled: nothing is lost, but by a lost connection."""
-        if self._leaving:
-            return
-        self._leaving = True
-        try:
-            # nats-py's own drain stops listening when its PONG is there, which may be before its UNSUB has left.
-            await self._client.send_unsubscribe(self._subscription)
-            await self._bus.flush()
-            await self._client.wait_handled(self._subscription)
-        except (DisconnectedError, ClosedError):
-            log.debug("%s: the connection was lost while leaving %s", self._bus.name, self._subscription.subject)
-        finally:
-            await self.unsubscribe()
+        await self._bus.drain_all([self])
 
     async def unsubscribe(self) -> None:
         """Leave at once; what is on its way here is dropped. Works without a connection, too."""
-        self._leaving = True
-        if self._client.is_subscribed(self._subscription):
-            await self._subscription.unsubscribe()
+        self.is_leaving = True
+        if self._client.is_subscribed(self.of_nats):
+            await self.of_nats.unsubscribe()

@@ -184,6 +184,13 @@ class QuickClient(Client):
         """Return when all that has arrived for it was handled."""
         await subscription._pending_queue.join()  # noqa: SLF001
 
+    def forget(self, subscription: Subscription) -> None:
+        """Let go of one of which the server sends no more, and of which all was handled."""
+        if not subscription._closed:  # noqa: SLF001
+            subscription._closed = True  # noqa: SLF001
+            subscription._stop_processing()  # noqa: SLF001
+            self._remove_sub(subscription._id)  # noqa: SLF001
+
     def is_subscribed(self, subscription: Subscription) -> bool:
         """Whether it can be unsubscribed, which nats-py refuses a second time; a client that closes takes all along."""
         return not (subscription._closed or self.is_closed or self.is_draining)  # noqa: SLF001

@@ -236,8 +236,8 @@ class ClassOffers:
         """
         async with self._changing:
             wanted = classes_covered(free())  # read here: it may have changed while another change was under way
-            leaving = [self._subscriptions.pop(each) for each in list(self._subscriptions) if each not in wanted]
-            joining = [each for each in wanted if each not in self._subscriptions]
+            leaving = [self._subscriptions.pop(each) for each in self._subscriptions.keys() - wanted]
+            joining = wanted - self._subscriptions.keys()
             try:
                 for each in joining:
                     self._subscriptions[each] = await self._bus.serve(
@@ -246,7 +246,7 @@ class ClassOffers:
                 if joining:
                     await self._bus.flush()
             finally:  # also when the connection was lost: a forgotten subscription would come back with it
-                await asyncio.gather(*(subscription.drain() for subscription in leaving))
+                await self._bus.drain_all(leaving)
 
 
 def reservation_of(namespace: Namespace, job_id: JobId, task: int) -> str:
