@@ -17,8 +17,8 @@ import cloudpickle
 from benchmarks.actor_work import CALLS, PAYLOAD, WARM_UP, median_s
 from benchmarks.row import Row
 from fluster import ActorPool, Cluster, actor, deploy
-from fluster_bus.configuration.server_configuration import PASSWORDS_FILE, production_configuration, write_credentials
 from fluster_bus.core.errors import ConnectError
+from fluster_bus.server_configuration import PASSWORDS_FILE, production_configuration, write_credentials
 from fluster_bus.server_process import find_binary
 from fluster_bus.trust.certificate_folder import CertificateFolder
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from fluster.cli.app import app
 from fluster_bus.access.address import BusAddress
-from fluster_bus.configuration.server_sections import Member, members
 from fluster_bus.server_process import find_binary
+from fluster_bus.server_sections import Member, members
 from tests.waiting import wait_until
 
 

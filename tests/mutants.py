@@ -49,7 +49,7 @@ CORES = {
     "fluster_services.controller.scheduling.worker_monitor": Core(("worker_monitor",), 3),
     "fluster_services.controller.state.liveness": Core(("liveness", "worker_monitor", "worker_index"), 0),
     # Of no effect: what follows of a gang is nothing for a job that is none.
-    "fluster_services.controller.rules.reconcile": Core(("reconcile", "dependencies", "gangs"), 1),
+    "fluster_services.controller.state.reconcile": Core(("reconcile", "dependencies", "gangs"), 1),
     # Of no effect: amounts are equally long.
     "fluster_services.controller.state.worker_index": Core(("worker_index", "dispatch"), 1),
     # Not counted as a whole yet.

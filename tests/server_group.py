@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fluster_bus.access.address import BusAddress
-from fluster_bus.configuration.server_configuration import accounts_configuration
 from fluster_bus.core.roles import DEFAULT_NAMESPACE, MAX_PAYLOAD_BYTES, Role, User
 from fluster_bus.direct.pulse import SERVER_PINGS
+from fluster_bus.server_configuration import accounts_configuration
 from fluster_bus.server_process import find_binary
 
 SERVERS = 3

@@ -10,10 +10,10 @@ from benchmarks.simulator.workload import Workload
 from fluster_bus.messages import JobId, JobRecord, JobStatus, Namespace, TaskRecord, WorkerId
 from fluster_bus.storage.tables import Row
 from fluster_services import capacity, job_lifecycle, lifecycle
-from fluster_services.controller.rules.reconcile import next_records
 from fluster_services.controller.scheduling.order import Position, position_in_line
 from fluster_services.controller.scheduling.scheduler import Scheduler
 from fluster_services.controller.state.job_index import JobIndex, JobKey, record_key
+from fluster_services.controller.state.reconcile import next_records
 
 FEW, MANY = 100, 100_000
 _MEASURED, _ROUNDS = 1_000, 5

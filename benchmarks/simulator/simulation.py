@@ -26,11 +26,11 @@ from fluster_bus.messages import JobId, JobRecord, JobRequest, JobStatus, Offer,
 from fluster_bus.storage.tables import Row
 from fluster_services import job_lifecycle, lifecycle
 from fluster_services.config import Timing
-from fluster_services.controller.rules.reconcile import missing_tasks, next_records
 from fluster_services.controller.scheduling.dispatch import Asking, Dispatch
 from fluster_services.controller.scheduling.wait_times import WaitTimes
 from fluster_services.controller.state.job_index import JobEntry, JobIndex, JobKey, record_key
 from fluster_services.controller.state.liveness import Liveness
+from fluster_services.controller.state.reconcile import missing_tasks, next_records
 from fluster_services.controller.state.worker_index import WorkerIndex
 
 _MESSAGE_S = 0.001  # there, the claim's write, and back

@@ -14,8 +14,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from fluster_bus.access.address import BusAddress
-from fluster_bus.configuration.server_configuration import accounts_configuration
-from fluster_bus.configuration.server_sections import quoted
 from fluster_bus.core.errors import ServerStartError
 from fluster_bus.core.roles import (
     DEFAULT_NAMESPACE,
@@ -26,6 +24,7 @@ from fluster_bus.core.roles import (
 )
 from fluster_bus.core.stream_bounds import NamespaceBounds, store_bytes
 from fluster_bus.direct.pulse import SERVER_PINGS
+from fluster_bus.server_configuration import accounts_configuration
 from fluster_bus.server_process import (
     LOOPBACK,
     PORT_ATTEMPTS,
@@ -37,6 +36,7 @@ from fluster_bus.server_process import (
     private_file,
     status_text,
 )
+from fluster_bus.server_sections import quoted
 
 if TYPE_CHECKING:
     from fluster_bus.trust.authority import Authority

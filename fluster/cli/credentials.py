@@ -89,7 +89,7 @@ def init(
         _warn_of_plain(made.url)
         _write(authority / SERVER_FILE, signed_configuration(made, store))
         return
-    from fluster_bus.configuration.server_sections import members
+    from fluster_bus.server_sections import members
     from fluster_bus.trust.certificate_folder import CertificateFolder
 
     certificates = CertificateFolder(authority)
@@ -238,7 +238,7 @@ def passwords(
     Try:
       fluster credentials passwords credentials
     """
-    from fluster_bus.configuration.server_configuration import known_url, write_credentials
+    from fluster_bus.server_configuration import known_url, write_credentials
 
     given = list(dict.fromkeys([*filter(None, [Options.of(context).namespace]), *split(namespace)]))
     reached = url or known_url(folder) or DEFAULT_URL
@@ -250,7 +250,7 @@ def passwords(
 
 def _compose_certificate(folder: Path, url: str) -> list[Path]:
     from fluster_bus.access.address import BusAddress
-    from fluster_bus.configuration.server_sections import members
+    from fluster_bus.server_sections import members
     from fluster_bus.trust.certificate_folder import CertificateFolder
 
     hosts = [each.host for each in members(BusAddress(url).servers)]

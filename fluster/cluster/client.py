@@ -56,7 +56,7 @@ import_later(
     "fluster.cluster.jobs.job_wait",
     "fluster.cluster.jobs.submissions",
     "fluster.cluster.outages",
-    "fluster.cluster.output.shown_output",
+    "fluster.cluster.jobs.shown_output",
 )
 
 DEFAULT_NAMESPACE = "default"
@@ -70,8 +70,8 @@ class AsyncCluster:
     def __init__(self, bus: Bus, namespace: Namespace, patience: float | None = None) -> None:
         from fluster.cluster.jobs.job_states import JobStates
         from fluster.cluster.jobs.job_wait import JobWaits
+        from fluster.cluster.jobs.shown_output import ShownOutput
         from fluster.cluster.outages import Outages
-        from fluster.cluster.output.shown_output import ShownOutput
         from fluster_bus.storage.registry import Registry
 
         self.bus = bus

@@ -212,7 +212,7 @@ class LocalCluster(Cluster):
             super().__init__(started.address, chosen)
             _clusters.append(weakref.ref(self))
             note_local(self.asynchronous.server)
-            from fluster.cluster.output.shown_output import is_looked_at
+            from fluster.cluster.jobs.shown_output import is_looked_at
 
             self.asynchronous.outages.is_gone = self._supervisor.has_ended
             by_itself = is_looked_at() if log_to_driver is None else log_to_driver

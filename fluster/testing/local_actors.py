@@ -14,7 +14,7 @@ from fluster.actors.pool.blocking_pool import ActorPool
 from fluster.actors.server.server import ActorServer
 from fluster.cluster import AsyncCluster, Cluster
 from fluster.cluster.jobs.job_states import JobStates
-from fluster.cluster.output.shown_output import ShownOutput
+from fluster.cluster.jobs.shown_output import ShownOutput
 from fluster.errors import ActorNameTakenError
 from fluster.testing.fake_clock import FakeClock
 from fluster.testing.memory_bus import MemoryBus, MemoryRegistry

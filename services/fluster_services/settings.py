@@ -16,7 +16,7 @@ from fluster_bus.core.errors import FlusterError
 from fluster_bus.core.names import near
 from fluster_bus.core.stream_bounds import NamespaceBounds
 from fluster_bus.messages import parse_size
-from fluster_bus.provisioning.replication import REPLICAS_SETTING, Replication
+from fluster_bus.storage.replication import REPLICAS_SETTING, Replication
 from fluster_services.config import (
     CacheLimits,
     DaemonLogs,

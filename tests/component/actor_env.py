@@ -24,8 +24,8 @@ from fluster_bus.core import subjects
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import Done, Namespace, NamespaceReply
 from fluster_bus.payloads import arenas
-from fluster_bus.provisioning.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.storage.provisioning import ensure_namespace
 
 NAMESPACE = Namespace("default")
 TIMEOUT_S = 60.0

@@ -16,8 +16,8 @@ from fluster_bus.connection.bus import Bus
 from fluster_bus.core.names import unique_name
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import Capacity, Namespace, WorkerId
-from fluster_bus.provisioning.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.storage.provisioning import ensure_namespace
 from fluster_services.config import LOCAL_TIMING, Timing
 from tests.component.actor_env import either, env, in_memory, no_arenas, shared  # noqa: F401 - fixtures for all
 from tests.component.controllers import NS, RunningController, StartController, StartWorker

@@ -9,9 +9,9 @@ from fluster_bus.connection.nats_client import QuickClient
 from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import StorageError
 from fluster_bus.messages import Event, JobId, JobStatus, Namespace, Transition
-from fluster_bus.provisioning.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.feeds import Feed
+from fluster_bus.storage.provisioning import ensure_namespace
 from fluster_bus.storage.streams import Appender, append
 from tests.component.conftest import ConnectBus
 

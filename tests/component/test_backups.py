@@ -27,11 +27,11 @@ from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import PAYLOADS
 from fluster_bus.messages import JobId, JobRecord, Namespace, WorkerId
 from fluster_bus.messages.records import Replacement
-from fluster_bus.provisioning.provisioning import ensure_namespaces, ensure_system
-from fluster_bus.provisioning.replication import Replication
 from fluster_bus.running.coroutines import retried
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.objects import ObjectStore
+from fluster_bus.storage.provisioning import ensure_namespaces, ensure_system
+from fluster_bus.storage.replication import Replication
 from fluster_bus.storage.streams import jobs_table, leaders_table, records_table, tasks_table
 from fluster_services.config import LOCAL_TIMING
 from fluster_services.controller.controller import Controller, ControllerConfig

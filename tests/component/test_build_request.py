@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from fluster_services.worker.engine.engine import EngineError
-from fluster_services.worker.images import build_request
-from fluster_services.worker.images.build_request import build_image
+from fluster_services.worker.environments import build_request
+from fluster_services.worker.environments.build_request import build_image
 
 pytestmark = pytest.mark.anyio
 

@@ -14,9 +14,9 @@ from fluster.cluster.client import AsyncCluster
 from fluster_bus.core.errors import StorageError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobStatus, Namespace
-from fluster_bus.provisioning.provisioning import ensure_system
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage import submissions as submissions_module
+from fluster_bus.storage.provisioning import ensure_system
 from fluster_bus.storage.streams import tasks_table
 from fluster_services.controller.leading.record_writer import RecordUpdate
 from tests.component.conftest import ConnectBus, kill_server

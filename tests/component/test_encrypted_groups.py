@@ -12,10 +12,10 @@ import pytest
 import trustme
 
 from fluster_bus.access.address import BusAddress
-from fluster_bus.configuration.server_sections import Member
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.direct.line import Dialler, Line
+from fluster_bus.server_sections import Member
 from tests.encrypted_group import EncryptedGroup, encrypted_group
 from tests.waiting import wait_until_async
 

@@ -19,9 +19,9 @@ from fluster_bus.core.errors import BusError, ServiceError
 from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import MIN_BUDGET_BYTES, SHARES, SYSTEM_BYTES, stream_of
 from fluster_bus.messages import JobStatus, Namespace, NamespaceQuota, NamespaceRecord, NamespaceState
-from fluster_bus.provisioning import provisioning
 from fluster_bus.running.coroutines import retried
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.storage import provisioning
 from fluster_bus.storage.streams import namespaces_table, records_table
 from fluster_bus.storage.tables import Row
 from tests.component.conftest import ConnectBus

@@ -23,9 +23,9 @@ from fluster_bus.core.names import unique_name
 from fluster_bus.core.roles import DEFAULT_NAMESPACE, Role
 from fluster_bus.core.stream_bounds import BUNDLES, PAYLOADS
 from fluster_bus.messages import Namespace
-from fluster_bus.provisioning.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.objects import CHUNK_BYTES, MAX_OBJECT_BYTES, ObjectStore
+from fluster_bus.storage.provisioning import ensure_namespace
 from tests.component.conftest import ConnectBus
 
 pytestmark = pytest.mark.anyio

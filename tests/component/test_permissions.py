@@ -20,7 +20,7 @@ from fluster_bus.connection.bus import Bus
 from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.roles import Role, User
 from fluster_bus.core.stream_bounds import BUNDLES, PAYLOADS
-from fluster_bus.provisioning import provisioning
+from fluster_bus.storage import provisioning
 from tests.component.guarded_server import KINDS, WORKER, GuardedServer, guarded_server, plain_options
 
 pytestmark = pytest.mark.anyio

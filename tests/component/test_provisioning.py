@@ -17,8 +17,8 @@ from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import StorageError
 from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import MIN_BUDGET_BYTES, SHARES, SYSTEM_BYTES, NamespaceBounds, shares, stream_of
-from fluster_bus.provisioning.provisioning import delete_namespace, ensure_namespaces, ensure_system
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.storage.provisioning import delete_namespace, ensure_namespaces, ensure_system
 from tests.component.nats_servers import configured
 
 pytestmark = pytest.mark.anyio

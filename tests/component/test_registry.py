@@ -10,8 +10,8 @@ from fluster_bus.connection.bus import Bus
 from fluster_bus.core.errors import InvalidNameError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, Namespace, WorkerId
-from fluster_bus.provisioning.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.storage.provisioning import ensure_namespace
 from fluster_bus.storage.registry import LEASE_S, Registry
 from fluster_bus.storage.streams import endpoint_key
 from fluster_bus.storage.tables import Deleted, Row

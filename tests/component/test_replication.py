@@ -17,10 +17,10 @@ from fluster_bus.core.errors import BusError, StorageTimeoutError
 from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import shares, stream_of
 from fluster_bus.messages import Capacity, WorkerId, WorkerInfo
-from fluster_bus.provisioning.provisioning import ensure_namespaces, ensure_system
-from fluster_bus.provisioning.replication import Replication, SingleServerError, TooFewServersError
 from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.feeds import CaughtUp
+from fluster_bus.storage.provisioning import ensure_namespaces, ensure_system
+from fluster_bus.storage.replication import Replication, SingleServerError, TooFewServersError
 from fluster_bus.storage.streams import leaders_table, workers_table
 from fluster_bus.storage.tables import Deleted, Row
 from tests.server_group import ServerGroup, group_of_servers

@@ -11,8 +11,8 @@ from fluster_bus.core import buckets
 from fluster_bus.core.errors import ObjectCorruptError, ObjectNotFoundError, StorageError
 from fluster_bus.core.roles import DEFAULT_NAMESPACE, Role
 from fluster_bus.messages import Namespace
-from fluster_bus.provisioning.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.storage.provisioning import ensure_namespace
 from fluster_bus.storage.stored_messages import RESULT_CHUNK_BYTES, ResultStore
 from tests.component.conftest import ConnectBus
 

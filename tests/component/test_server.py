@@ -377,7 +377,7 @@ def test_the_server_accepts_the_production_configuration(tmp_path: Path, namespa
     program = [
         sys.executable,
         "-m",
-        "fluster_bus.configuration.server_configuration",
+        "fluster_bus.server_configuration",
         *(namespaces if len(namespaces) > 1 else ()),
     ]
     made = subprocess.run(program, env={"PYTHONPATH": str(BUS)}, capture_output=True, check=True)

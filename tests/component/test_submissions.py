@@ -14,9 +14,9 @@ from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import BusError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import Done, Entrypoint, JobRequest
-from fluster_bus.provisioning.provisioning import ensure_system
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage import submissions as submissions_module
+from fluster_bus.storage.provisioning import ensure_system
 from fluster_bus.storage.streams import append
 from fluster_bus.storage.submissions import Submission, submissions
 from tests.component.conftest import ConnectBus, kill_server

@@ -25,9 +25,8 @@ from fluster_bus.core.errors import (
 )
 from fluster_bus.messages import Capacity, Done, Event, JobId, JobStatus, Namespace, Transition
 from fluster_bus.messages.parts.model import Message
-from fluster_bus.provisioning import provisioning
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.storage import feeds
+from fluster_bus.storage import feeds, provisioning
 from fluster_bus.storage.feeds import CaughtUp, Feed
 from fluster_bus.storage.stored_messages import store_call
 from fluster_bus.storage.streams import append

@@ -12,11 +12,11 @@ import pytest
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.access.keys import Key, KeyKind
-from fluster_bus.configuration.grants import Export
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core.errors import BusError, CredentialsError
 from fluster_bus.core.roles import Permissions, Role
 from fluster_bus.direct.line import Dialler, Line
+from fluster_bus.grants import Export
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.trust.authority import Authority, publish_accounts
 from fluster_bus.trust.tokens import user_token

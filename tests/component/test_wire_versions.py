@@ -14,8 +14,8 @@ from fluster_bus.core.roles import Role
 from fluster_bus.core.version import VERSION
 from fluster_bus.messages import Capacity, JobStatus, NamespaceReply, NamespaceRequest, WorkerId, WorkerInfo
 from fluster_bus.messages.parts.wire_range import SPOKEN, WireRange
-from fluster_bus.provisioning.provisioning import ensure_namespace, ensure_system
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.storage.provisioning import ensure_namespace, ensure_system
 from fluster_bus.storage.streams import workers_table
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, StartWorker, job_request

@@ -23,8 +23,8 @@ from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.roles import Role
 from fluster_bus.direct import wire
 from fluster_bus.messages import Done, NamespaceReply
-from fluster_bus.provisioning.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.storage.provisioning import ensure_namespace
 from tests.component.actor_env import TIMEOUT_S, Gate
 from tests.insides import caller_of
 

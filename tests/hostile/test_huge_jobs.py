@@ -7,8 +7,8 @@ import pytest
 from fluster_bus.messages import JobId, JobRecord, JobStatus, TaskRecord
 from fluster_bus.storage.tables import Row
 from fluster_services import job_lifecycle
-from fluster_services.controller.rules.reconcile import next_records
 from fluster_services.controller.state.job_index import JobIndex, JobKey, record_key
+from fluster_services.controller.state.reconcile import next_records
 from fluster_services.gangs import MAX_AT_ONCE
 from tests.component.controllers import NS, job_request
 

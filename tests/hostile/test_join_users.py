@@ -13,8 +13,8 @@ from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.roles import Role
-from fluster_bus.provisioning import provisioning
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.storage import provisioning
 from fluster_bus.trust.authority import Authority
 from tests.component.guarded_server import plain_options
 from tests.component.test_permissions import NOT_TO_HEAR, NOT_TO_SEND, OURS, Peer

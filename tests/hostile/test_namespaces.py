@@ -11,7 +11,7 @@ from fluster_bus.connection.bus import Bus
 from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import Namespace, NamespaceRecord
-from fluster_bus.provisioning import provisioning
+from fluster_bus.storage import provisioning
 from fluster_bus.storage.streams import namespaces_table
 from tests.component.guarded_server import KINDS, guarded_server, plain_options
 from tests.component.test_permissions import OURS, Peer

@@ -13,8 +13,8 @@ from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import BUNDLES
 from fluster_bus.messages import Namespace
-from fluster_bus.provisioning.provisioning import ensure_namespace, ensure_system
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.storage.provisioning import ensure_namespace, ensure_system
 from tests.component.conftest import ConnectBus
 
 pytestmark = pytest.mark.anyio

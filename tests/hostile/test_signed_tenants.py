@@ -13,9 +13,9 @@ from nats.aio.client import Client
 from pydantic import ValidationError
 
 from fluster.cluster.namespaces import NamespaceAdmin
+from fluster_bus import grants
 from fluster_bus.access.address import BusAddress
 from fluster_bus.access.keys import Key, KeyKind
-from fluster_bus.configuration import grants
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import InvalidNameError, ServiceError

@@ -12,7 +12,7 @@ from fluster_bus.backups.archive import ArchiveWriter, StoredMessage, goes_on_af
 from fluster_bus.backups.parts import ALIVE_ONLY, KINDS, plan, restoring_order
 from fluster_bus.core import buckets
 from fluster_bus.core.stream_bounds import MAX_BUDGET_BYTES, SHARES, NamespaceBounds, shares
-from fluster_bus.provisioning.stream_configs import namespace_streams, system_streams
+from fluster_bus.storage.stream_configs import namespace_streams, system_streams
 
 NAMESPACES = ("default", "team_a")
 OF_NAMESPACES = [

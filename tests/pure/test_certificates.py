@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from fluster.cli.app import app
 from fluster.cli.common.exit_codes import ExitCode
 from fluster_bus.access.address import BusAddress
-from fluster_bus.configuration.server_sections import members
 from fluster_bus.core.errors import CredentialsError, InvalidNameError
+from fluster_bus.server_sections import members
 from fluster_bus.trust.certificate_folder import CertificateFolder
 from fluster_bus.trust.certificates import read_certificate
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fluster_bus.configuration import server_configuration
-from fluster_bus.configuration.server_configuration import PASSWORDS_FILE
+from fluster_bus import server_configuration
+from fluster_bus.server_configuration import PASSWORDS_FILE
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")

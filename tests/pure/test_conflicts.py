@@ -16,7 +16,8 @@ from fluster_bus.messages import (
     WorkerId,
 )
 from fluster_services import job_lifecycle, lifecycle
-from fluster_services.controller.rules.conflicts import (
+from fluster_services.controller.scheduling.explain import explain
+from fluster_services.controller.state.conflicts import (
     Resolution,
     circle,
     mark,
@@ -26,9 +27,8 @@ from fluster_services.controller.rules.conflicts import (
     task_successor,
     unmark,
 )
-from fluster_services.controller.rules.reconcile import next_records
-from fluster_services.controller.scheduling.explain import explain
 from fluster_services.controller.state.job_index import JobIndex, JobKey, record_key
+from fluster_services.controller.state.reconcile import next_records
 from fluster_services.job_info import job_info
 from tests.pure.test_job_index import NS, job_record, row
 

@@ -7,9 +7,9 @@ import pytest
 from nats.aio.client import Client
 
 from fluster_bus.access.address import BusAddress
-from fluster_bus.configuration.server_configuration import PASSWORDS_FILE, write_credentials
 from fluster_bus.core.errors import AddressError, InvalidNameError
 from fluster_bus.core.roles import Role, User
+from fluster_bus.server_configuration import PASSWORDS_FILE, write_credentials
 from fluster_bus.trust.authority import Authority
 from fluster_services.daemon import address_from_environment
 from fluster_services.settings import SettingError
@@ -36,7 +36,7 @@ def test_each_user_has_a_file_and_the_server_has_all_passwords(tmp_path: Path) -
 def test_the_servers_configuration_has_the_same_variables(tmp_path: Path) -> None:
 
     lines = write_credentials(tmp_path, ["team-a", "b"])[0].read_text().splitlines()
-    from fluster_bus.configuration.server_configuration import production_configuration
+    from fluster_bus.server_configuration import production_configuration
 
     text = production_configuration(["team-a", "b"])
     assert len(lines) == 9

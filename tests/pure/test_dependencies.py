@@ -7,15 +7,15 @@ from pydantic import ValidationError
 
 from fluster_bus.messages import Entrypoint, JobId, JobInfo, JobRecord, JobRequest, JobStatus
 from fluster_services import job_lifecycle
-from fluster_services.controller.rules.reconcile import (
+from fluster_services.controller.scheduling.explain import explain
+from fluster_services.controller.state.job_index import JobEntry, JobIndex, JobKey
+from fluster_services.controller.state.reconcile import (
     missing_tasks,
     next_dependent_record,
     next_records,
     unknown_dependency,
     waits_for,
 )
-from fluster_services.controller.scheduling.explain import explain
-from fluster_services.controller.state.job_index import JobEntry, JobIndex, JobKey
 from fluster_services.job_info import job_info
 from tests.pure.test_job_index import NS, job_record, row
 

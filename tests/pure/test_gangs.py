@@ -19,8 +19,8 @@ from fluster_bus.messages import (
 )
 from fluster_bus.storage.tables import Row
 from fluster_services import gangs, job_lifecycle, lifecycle
-from fluster_services.controller.rules.reconcile import next_records
 from fluster_services.controller.state.job_index import JobEntry, JobIndex, JobKey, record_key
+from fluster_services.controller.state.reconcile import next_records
 
 NS = Namespace("default")
 KEY = JobKey(NS, JobId("g"))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fluster_services.worker.images import image_install
-from fluster_services.worker.images.image_recipe import INSTALLER
+from fluster_services.worker.environments import image_install
+from fluster_services.worker.environments.image_recipe import INSTALLER
 
 
 @pytest.fixture

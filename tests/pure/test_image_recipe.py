@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from fluster_bus.messages import EnvironmentConfig
 from fluster_services.worker.contract.faults import BuildOutput
 from fluster_services.worker.engine.engine import EngineError
+from fluster_services.worker.environments.build_request import write_context
+from fluster_services.worker.environments.environment_images import _add, _reason
 from fluster_services.worker.environments.environments import Needs, read_needs
-from fluster_services.worker.images.build_request import write_context
-from fluster_services.worker.images.environment_images import _add, _reason
-from fluster_services.worker.images.image_recipe import (
+from fluster_services.worker.environments.image_recipe import (
     BuiltImage,
     ImageRecipe,
     build_variables,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fluster.cluster.output.screen import LineQuota
+from fluster.cluster.jobs.screen import LineQuota
 
 
 def test_the_first_lines_of_a_second_are_shown_and_the_others_counted() -> None:

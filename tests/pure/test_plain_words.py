@@ -25,7 +25,7 @@ _WORSE = re.compile(
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 _NAMES = {"anybody"}  # a token of the subjects of those who need no credentials
 _LEFT_OUT = {
-    "services/fluster_services/worker/images/image_recipe.py",  # the user of that name, in the recipe of images
+    "services/fluster_services/worker/environments/image_recipe.py",  # the user of that name, in the recipe of images
     "tests/pure/test_plain_words.py",
 }
 

@@ -8,8 +8,8 @@ from fluster_bus.messages import Endpoint, EndpointId, JobId, JobRecord, JobStat
 from fluster_bus.messages.parts.arrays import TaskArray
 from fluster_bus.storage.tables import Row
 from fluster_services import job_lifecycle, lifecycle
-from fluster_services.controller.rules.reconcile import is_stale, missing_tasks, next_records, why_attempt_is_over
 from fluster_services.controller.state.job_index import JobEntry, JobIndex, JobKey, record_key
+from fluster_services.controller.state.reconcile import is_stale, missing_tasks, next_records, why_attempt_is_over
 from tests.pure.recorded import recorded_job
 from tests.pure.test_job_index import NS, job_record, row
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fluster_bus.configuration import server_configuration, server_sections
+from fluster_bus import server_configuration, server_sections
 from fluster_bus.core import roles, server_subjects, subjects
 from fluster_bus.core.errors import InvalidNameError
 from fluster_bus.core.roles import Role, User
@@ -96,13 +96,13 @@ def test_quoting(text: str, expected: str) -> None:
 
 def test_the_production_configuration_is_what_the_roles_make() -> None:
     file = ROOT / "bus/nats-server.conf"
-    remedy = "run `python -m fluster_bus.configuration.server_configuration > bus/nats-server.conf`"
+    remedy = "run `python -m fluster_bus.server_configuration > bus/nats-server.conf`"
     assert file.read_text(encoding="utf-8") == server_configuration.production_configuration(), remedy
 
 
 def test_the_configuration_of_three_servers_is_what_the_code_makes() -> None:
     file = Path(__file__).parents[2] / "bus" / "nats-three.conf"
-    remedy = "run `python -m fluster_bus.configuration.server_configuration --three > bus/nats-three.conf`"
+    remedy = "run `python -m fluster_bus.server_configuration --three > bus/nats-three.conf`"
     assert file.read_text(encoding="utf-8") == server_configuration.three_servers_configuration(), remedy
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fluster.cli.daemons import CONTROLLER_SETTINGS, WORKER_SETTINGS
 from fluster_bus.core.stream_bounds import NamespaceBounds
-from fluster_bus.provisioning.replication import Replication
+from fluster_bus.storage.replication import Replication
 from fluster_services.config import CacheLimits, DiskLimits, LogLimits, RecordLimits, TaskLimits, Timing
 from fluster_services.controller.__main__ import _config_from_environment
 from fluster_services.settings import SETTINGS, SettingError, read_settings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fluster_services.worker.images.image_recipe import BUILDER_LABEL, KEY_LABEL
+from fluster_services.worker.environments.image_recipe import BUILDER_LABEL, KEY_LABEL
 from tests.docker_engine import Engine
 from tests.system.package_index import PackageIndex, running_index
 from tests.system.wheels import make_wheel

@@ -18,10 +18,10 @@ from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.contract.container import OWN_MINOR
 from fluster_services.worker.contract.faults import BuildError, BuildOutput
 from fluster_services.worker.engine.engine import EngineError, find_api_version
+from fluster_services.worker.environments import environment_images
+from fluster_services.worker.environments.environment_images import EnvironmentImages
 from fluster_services.worker.environments.environments import Needs
-from fluster_services.worker.images import environment_images
-from fluster_services.worker.images.environment_images import EnvironmentImages
-from fluster_services.worker.images.image_recipe import KEY_LABEL
+from fluster_services.worker.environments.image_recipe import KEY_LABEL
 from tests.docker_engine import Engine, OwnEngine
 from tests.system.built_images import left_of_builds, no_built_images
 from tests.system.package_index import PackageIndex

@@ -73,7 +73,7 @@ def test_a_flood_is_shown_as_its_beginning_and_a_count(
     family: Family, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for patience in ("_LAST_OUTPUT_S", "_WRITE_S"):  # else a busy machine has not shown it all
-        monkeypatch.setattr(f"fluster.cluster.output.shown_output.{patience}", 60.0)
+        monkeypatch.setattr(f"fluster.cluster.jobs.shown_output.{patience}", 60.0)
     with LocalCluster(log_to_driver=True) as cluster:
         parrot = deploy(cluster, Parrot, name="parrot")
         parrot.call().say(*map(str, range(5_000)))

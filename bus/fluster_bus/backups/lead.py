@@ -25,8 +25,8 @@ from fluster_bus.core.errors import (
 )
 from fluster_bus.core.roles import DEFAULT_NAMESPACE
 from fluster_bus.messages.records import Leader
-from fluster_bus.provisioning.provisioning import ensure_seat
 from fluster_bus.running.coroutines import retried
+from fluster_bus.storage.provisioning import ensure_seat
 from fluster_bus.storage.streams import leaders_table
 from fluster_bus.storage.tables import Row
 

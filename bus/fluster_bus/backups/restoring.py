@@ -19,7 +19,7 @@ from fluster_bus.backups.stream_reader import stream_told
 from fluster_bus.core import buckets, server_subjects
 from fluster_bus.core.errors import BackupError, StorageError
 from fluster_bus.core.json_types import JsonObject
-from fluster_bus.provisioning.replication import placement_error
+from fluster_bus.storage.replication import placement_error
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus

@@ -18,16 +18,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from fluster_bus import grants
 from fluster_bus.access.address import DEFAULT_PORT, BusAddress, write_private
 from fluster_bus.access.keys import Key, KeyKind, is_public_key
 from fluster_bus.access.tls import CA_FILE, read_certificates
-from fluster_bus.configuration import grants
-from fluster_bus.configuration.grants import STORE_EXPORTS, STORE_IMPORTS, Export
-from fluster_bus.configuration.server_configuration import production_server
-from fluster_bus.configuration.server_sections import Member, group, quoted
 from fluster_bus.core import server_subjects, subjects
 from fluster_bus.core.errors import AddressError, CredentialsError
 from fluster_bus.core.roles import Permissions, Role
+from fluster_bus.grants import STORE_EXPORTS, STORE_IMPORTS, Export
+from fluster_bus.server_configuration import production_server
+from fluster_bus.server_sections import Member, group, quoted
 from fluster_bus.trust.signer import Identity, Signer
 from fluster_bus.trust.tokens import Scope, account_token, operator_token, user_token
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from fluster_bus.access.address import write_private
 from fluster_bus.access.tls import CA_FILE, certificates_in
-from fluster_bus.configuration.server_sections import SERVER_FILE
 from fluster_bus.core.errors import AddressError, CredentialsError, InvalidNameError
+from fluster_bus.server_sections import SERVER_FILE
 from fluster_bus.trust.certificates import (
     LIFE,
     Certificate,

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fluster_bus.access.keys import Key
-from fluster_bus.configuration.grants import Export
 from fluster_bus.core.roles import Permissions
+from fluster_bus.grants import Export
 
 _VERSION = 2
 _HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}

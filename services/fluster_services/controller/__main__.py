@@ -13,7 +13,7 @@ from fluster_bus.core.errors import CredentialsError
 from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import NamespaceBounds
 from fluster_bus.messages import Namespace
-from fluster_bus.provisioning.replication import Replication
+from fluster_bus.storage.replication import Replication
 from fluster_services.config import DaemonLogs, RecordLimits, Timing
 from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.daemon import address_from_environment, run_daemon

@@ -23,9 +23,9 @@ from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import NamespaceBounds
 from fluster_bus.messages import JobRecord, JobStatus, Namespace, TaskRecord, WorkerId
 from fluster_bus.messages.namespaces import NamespaceRecord
-from fluster_bus.provisioning.replication import Replication
 from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.feeds import CaughtUp
+from fluster_bus.storage.replication import Replication
 from fluster_bus.storage.streams import workers_table
 from fluster_bus.storage.tables import Deleted, Row
 from fluster_services import lifecycle

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from fluster_bus.core.errors import BusError
 from fluster_bus.core.fault_log import FaultLog
 from fluster_services import job_lifecycle
-from fluster_services.controller.rules.reconcile import missing_tasks, next_records
 from fluster_services.controller.state.job_index import JobKey
+from fluster_services.controller.state.reconcile import missing_tasks, next_records
 from fluster_services.gangs import MAX_AT_ONCE
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """What a worker answers to operators: what it runs, how that is, its output, and how the worker itself is.
 
-Only operators and services may send to the subjects of workers, see fluster_bus.configuration.grants.
+Only operators and services may send to the subjects of workers, see fluster_bus.grants.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from fluster_bus.messages import ExplainReply, ExplainRequest, JobRecord, JobStatus, Namespace, TaskRecord, WorkerId
 from fluster_services.controller.answers.job_requests import known_job
 from fluster_services.controller.answers.requests import present_pace
-from fluster_services.controller.rules.reconcile import waits_for
 from fluster_services.controller.scheduling.explain import explain
 from fluster_services.controller.scheduling.order import position_of
 from fluster_services.controller.state.job_index import JobKey
+from fluster_services.controller.state.reconcile import waits_for
 from fluster_services.job_info import job_status
 
 if TYPE_CHECKING:

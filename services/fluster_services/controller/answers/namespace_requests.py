@@ -26,7 +26,7 @@ from fluster_bus.messages.namespaces import (
     NamespaceSet,
     NamespaceStatus,
 )
-from fluster_bus.provisioning.provisioning import used_bytes
+from fluster_bus.storage.provisioning import used_bytes
 from fluster_services.controller.answers.requests import present_pace
 from fluster_services.job_info import job_status
 

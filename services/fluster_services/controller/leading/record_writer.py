@@ -32,7 +32,7 @@ from fluster_bus.storage.stored_messages import SecretStore, remove_secrets
 from fluster_bus.storage.tables import Row, Table, Update
 from fluster_services import lifecycle
 from fluster_services.controller.leading.seat import DeposedError
-from fluster_services.controller.rules import conflicts
+from fluster_services.controller.state import conflicts
 from fluster_services.controller.state.job_index import JobKey, record_key
 from fluster_services.controller.state.slim_records import (
     is_left,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fluster_bus.core.errors import BusError
-from fluster_bus.provisioning.provisioning import bound_submissions, ensure_namespaces, ensure_system
-from fluster_bus.provisioning.replication import MOST_REPLICAS, Replication, SingleServerError
 from fluster_bus.running.coroutines import wait_set
+from fluster_bus.storage.provisioning import bound_submissions, ensure_namespaces, ensure_system
+from fluster_bus.storage.replication import MOST_REPLICAS, Replication, SingleServerError
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus

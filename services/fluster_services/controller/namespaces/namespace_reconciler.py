@@ -21,8 +21,8 @@ from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core.errors import BusError, RevisionConflictError, StorageError, StorageTimeoutError
 from fluster_bus.core.fault_log import FaultLog
 from fluster_bus.messages import Namespace, NamespaceRecord, NamespaceState
-from fluster_bus.provisioning.provisioning import delete_namespace
 from fluster_bus.running.coroutines import TimeSlices, retried
+from fluster_bus.storage.provisioning import delete_namespace
 from fluster_services import job_lifecycle
 from fluster_services.local_users import ADD, FORGET, JOBS_FOLDER
 

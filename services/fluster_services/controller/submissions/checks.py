@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from fluster_bus.messages import JobId, JobRecord, Namespace
 from fluster_bus.storage.submissions import first_unsettled
 from fluster_services import capacity
-from fluster_services.controller.rules import conflicts
-from fluster_services.controller.rules.reconcile import unknown_dependency, why_attempt_is_over
+from fluster_services.controller.state import conflicts
 from fluster_services.controller.state.families import MAX_DEPTH
 from fluster_services.controller.state.job_index import JobKey
+from fluster_services.controller.state.reconcile import unknown_dependency, why_attempt_is_over
 from fluster_services.controller.submissions.outcomes import (
     CircularDependencyError,
     LauncherEndedError,

@@ -33,8 +33,8 @@ from fluster_bus.storage.submissions import Submission, first_unsettled, is_wait
 from fluster_bus.storage.tables import Row
 from fluster_services import job_lifecycle
 from fluster_services.controller.leading.event_log import refusal
-from fluster_services.controller.rules import conflicts
-from fluster_services.controller.rules.conflicts import Resolution
+from fluster_services.controller.state import conflicts
+from fluster_services.controller.state.conflicts import Resolution
 from fluster_services.controller.state.job_index import JobIndex, JobKey
 from fluster_services.controller.state.slim_records import MAX_BODY_BYTES, weighs_more
 from fluster_services.controller.submissions.checks import SubmissionChecks

@@ -17,8 +17,8 @@ from fluster_bus.running.coroutines import TimeSlices
 from fluster_bus.storage.feeds import CaughtUp
 from fluster_bus.storage.registry import Registry
 from fluster_bus.storage.tables import Deleted, Row, Unreadable
-from fluster_services.controller.rules.reconcile import is_stale, last_attempt_over
 from fluster_services.controller.state.job_index import JobIndex, JobKey
+from fluster_services.controller.state.reconcile import is_stale, last_attempt_over
 from fluster_services.controller.sweeps.endpoint_index import MAX_ENDPOINTS, EndpointIndex
 from fluster_services.controller.sweeps.unreadable_records import UnreadableRecords
 

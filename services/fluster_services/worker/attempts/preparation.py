@@ -17,6 +17,7 @@ from fluster_services.worker.contract.attempt_directory import LaunchSpec
 from fluster_services.worker.contract.container import OWN_MINOR
 from fluster_services.worker.contract.faults import LaunchError
 from fluster_services.worker.engine.images import Images
+from fluster_services.worker.environments.environment_images import EnvironmentImages
 from fluster_services.worker.environments.environments import (
     Environments,
     Listener,
@@ -26,7 +27,6 @@ from fluster_services.worker.environments.environments import (
 from fluster_services.worker.environments.folder_cache import FolderCache
 from fluster_services.worker.environments.interpreters import TaskPython
 from fluster_services.worker.environments.workspaces import Workspaces
-from fluster_services.worker.images.environment_images import EnvironmentImages
 
 
 class PythonMismatchError(LaunchError):

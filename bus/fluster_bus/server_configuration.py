@@ -1,6 +1,6 @@
 """The users of a cluster as configuration of nats-server, and their passwords as files.
 
-`python -m fluster_bus.configuration.server_configuration [--without-tls] [NAMESPACE…]` prints that of a production server, and with --three what each of
+`python -m fluster_bus.server_configuration [--without-tls] [NAMESPACE…]` prints that of a production server, and with --three what each of
 three has beside that.
 """
 
@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fluster_bus import grants
 from fluster_bus.access.address import DEFAULT_PORT, BusAddress, write_private
 from fluster_bus.access.tls import CA_FILE, SCHEME, read_certificates
-from fluster_bus.configuration import grants
-from fluster_bus.configuration.grants import STORE_EXPORTS, STORE_IMPORTS, Export
-from fluster_bus.configuration.server_sections import PLAIN, clients_tls, group, quoted
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import AddressError, InvalidNameError
 from fluster_bus.core.roles import DEFAULT_NAMESPACE, MAX_PAYLOAD_BYTES, Permissions, Role, User, users
 from fluster_bus.direct.pulse import SERVER_PINGS
+from fluster_bus.grants import STORE_EXPORTS, STORE_IMPORTS, Export
+from fluster_bus.server_sections import PLAIN, clients_tls, group, quoted
 
 TLS_FOLDER = "/etc/nats/tls"  # at a production server, unless another is given
 WITHOUT_TLS, THREE = "--without-tls", "--three"
@@ -180,7 +180,7 @@ def three_servers_configuration() -> str:
 
 
 _THREE = """\
-# One of the three servers of docker-compose.yml. Made by `python -m fluster_bus.configuration.server_configuration --three`: change it there.
+# One of the three servers of docker-compose.yml. Made by `python -m fluster_bus.server_configuration --three`: change it there.
 
 include "nats-server.conf"
 
@@ -196,7 +196,7 @@ jetstream {{
 {group}"""
 
 _PASSWORDS = """\
-# A production server. Made by `python -m fluster_bus.configuration.server_configuration{arguments}`: change it there, or name your own namespaces.
+# A production server. Made by `python -m fluster_bus.server_configuration{arguments}`: change it there, or name your own namespaces.
 #
 # Passwords come from the environment of nats-server; `fluster credentials passwords` makes them, in the file passwords.env:
 {variables}

@@ -17,7 +17,7 @@ from contextlib import aclosing
 from fluster.cluster.jobs.job_logs import LogFilter, job_logs
 from fluster.cluster.jobs.job_states import JobStates
 from fluster.cluster.jobs.job_wait import wait_finished
-from fluster.cluster.output.screen import LineQuota, Screen
+from fluster.cluster.jobs.screen import LineQuota, Screen
 from fluster.terminal import is_notebook
 from fluster_bus.connection.bus import Bus, Subscription
 from fluster_bus.core import buckets, subjects

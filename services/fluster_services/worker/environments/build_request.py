@@ -21,8 +21,8 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import urlencode
 
 from fluster_services.worker.engine.engine import EngineAwayError, EngineError
-from fluster_services.worker.images.image_install import REQUIREMENTS
-from fluster_services.worker.images.image_recipe import INSTALLER, ImageRecipe
+from fluster_services.worker.environments.image_install import REQUIREMENTS
+from fluster_services.worker.environments.image_recipe import INSTALLER, ImageRecipe
 
 if TYPE_CHECKING:
     import h11

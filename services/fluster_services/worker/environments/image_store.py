@@ -13,7 +13,13 @@ from fluster_bus.core.json_types import JsonObject
 from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.contract.container import NOBODY
 from fluster_services.worker.engine.engine import EngineError, NotThereError, connect, told
-from fluster_services.worker.images.image_recipe import BUILDER_LABEL, INSTALLER, KEY_LABEL, PYTHON_LABEL, BuiltImage
+from fluster_services.worker.environments.image_recipe import (
+    BUILDER_LABEL,
+    INSTALLER,
+    KEY_LABEL,
+    PYTHON_LABEL,
+    BuiltImage,
+)
 
 if TYPE_CHECKING:
     import docker

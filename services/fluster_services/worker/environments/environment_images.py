@@ -21,18 +21,18 @@ from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.contract.faults import MAX_LINE_BYTES, BuildError, BuildOutput, without_codes
 from fluster_services.worker.contract.spool import LineCutter
 from fluster_services.worker.engine.engine import EngineError, asked
+from fluster_services.worker.environments.build_request import build_image, write_context
 from fluster_services.worker.environments.environments import Listener, Needs
 from fluster_services.worker.environments.folder_cache import in_thread
-from fluster_services.worker.environments.uv import find_uv
-from fluster_services.worker.images.build_request import build_image, write_context
-from fluster_services.worker.images.image_recipe import (
+from fluster_services.worker.environments.image_recipe import (
     BUILDER_ARGUMENT,
     ImageRecipe,
     build_variables,
     is_leftover,
     least_recently_used,
 )
-from fluster_services.worker.images.image_store import ImageStore
+from fluster_services.worker.environments.image_store import ImageStore
+from fluster_services.worker.environments.uv import find_uv
 from fluster_services.worker.linux.process_locks import alone
 
 _log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from fluster_services.worker.environments import image_install
 from fluster_services.worker.environments.environments import Needs
-from fluster_services.worker.images import image_install
 
 REPOSITORY = "fluster-environment"
 KEY_LABEL = "fluster.environment"

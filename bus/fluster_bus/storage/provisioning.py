@@ -29,7 +29,8 @@ from fluster_bus.core.stream_bounds import (
     shares,
     stream_of,
 )
-from fluster_bus.provisioning.replication import (
+from fluster_bus.running.coroutines import retried
+from fluster_bus.storage.replication import (
     NoRoomError,
     Replication,
     TooFewServersError,
@@ -37,14 +38,13 @@ from fluster_bus.provisioning.replication import (
     storage_capacity,
     try_room,
 )
-from fluster_bus.provisioning.stream_configs import (
+from fluster_bus.storage.stream_configs import (
     PER_SUBJECT,
     WantedStream,
     namespace_streams,
     submit_stream,
     system_streams,
 )
-from fluster_bus.running.coroutines import retried
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
