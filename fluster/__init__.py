@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fluster_bus.core.lazy_exports import lazy_exports
+from fluster_bus.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from fluster.actors import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fluster.actors.definition.context import ActorContext
 from fluster.actors.definition.definition import actor, method
 from fluster.actors.deploy.deploying import deploy
-from fluster_bus.core.lazy_exports import lazy_names
+from fluster_bus.core.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from fluster.actors.client.broadcast import Answer, AsyncBroadcastResult, BroadcastResult

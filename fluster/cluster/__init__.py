@@ -8,7 +8,7 @@ from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import AsyncCluster
 from fluster.cluster.local import LocalCluster, current_cluster
 from fluster.cluster.task.task_context import TaskContext, current_task
-from fluster_bus.core.lazy_exports import lazy_names
+from fluster_bus.core.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from fluster.cluster.jobs.batched_logs import Batched

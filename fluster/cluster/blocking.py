@@ -11,10 +11,10 @@ from typing import Self
 
 from fluster.cluster.blocking_methods import blocking, blocking_iterator
 from fluster.cluster.client import AsyncCluster
-from fluster.deferred_imports import import_later
 from fluster.errors import ForkedError
 from fluster_bus.access.address import BusAddress
 from fluster_bus.core.errors import ClosedError
+from fluster_bus.core.lazy_imports import import_later
 from fluster_bus.core.names import Namespace
 
 import_later("fluster.cluster.portal")

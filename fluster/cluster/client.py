@@ -20,10 +20,10 @@ from fluster.cluster.jobs.arguments import (
     check_timeout,
 )
 from fluster.cluster.task.task_context import NAMESPACE, TaskIdentity
-from fluster.deferred_imports import import_later
 from fluster.errors import JobFailedError
 from fluster_bus.access.address import ADDRESS_VARIABLE, BusAddress
 from fluster_bus.core.errors import CredentialsError
+from fluster_bus.core.lazy_imports import import_later
 from fluster_bus.core.names import JobId, Namespace, check_namespace
 
 if TYPE_CHECKING:

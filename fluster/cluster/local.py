@@ -32,7 +32,6 @@ from fluster.cluster.local_options import (
 )
 from fluster.cluster.ownership import note_local
 from fluster.cluster.task.task_context import NAMESPACE
-from fluster.deferred_imports import import_now
 from fluster.errors import ClusterStartError
 from fluster.local_setup import (
     MAX_LOCAL_CONTROLLERS,
@@ -48,6 +47,7 @@ from fluster.local_setup import (
 )
 from fluster_bus.access.address import ADDRESS_VARIABLE
 from fluster_bus.core.devices import MAX_BYTES, MAX_CPUS
+from fluster_bus.core.lazy_imports import import_now
 from fluster_bus.core.names import check_namespace
 
 _log = logging.getLogger(__name__)

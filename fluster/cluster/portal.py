@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 from typing import ParamSpec, TypeVar
 
-from fluster.deferred_imports import import_later
 from fluster.errors import ForkedError
 from fluster.remote_errors.kindred_errors import shave
 from fluster_bus.core.errors import ClosedError
+from fluster_bus.core.lazy_imports import import_later
 from fluster_bus.running.blocked_waits import wait_for_future
 from fluster_bus.running.event_loops import HAS_UVLOOP, loop_factory
 

@@ -110,7 +110,7 @@ class Echo:
     def echo(self, value): ...
 
 print([name for name in ("pydantic", "nats", "uvloop", "fluster_bus.messages") if name in sys.modules])
-from fluster.deferred_imports import import_now
+from fluster_bus.core.lazy_imports import import_now
 import_now()
 print([name for name in ("pydantic", "nats", "fluster.actors.pool.pool") if name not in sys.modules])
 """

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from fluster_services.worker.gpus.holders import LOOKS, MANY_BYTES, Strangers, StrangerWatch, strangers_on
 from fluster_services.worker.gpus.inventory import Gpu, GpuProcess
-from fluster_services.worker.gpus.strangers import LOOKS, MANY_BYTES, Strangers, StrangerWatch, strangers_on
 from fluster_services.worker.linux.processes import process_name
 
 GIB = 1 << 30
@@ -40,7 +40,7 @@ def test_a_server_that_others_compute_in_is_told_by_its_name(monkeypatch: pytest
     assert process_name(NO_PID) is None
     gpu = Gpu(0, processes=(GpuProcess(7, 2 * GIB),))
     for name, has_server in (("nvidia-cuda-mps", True), ("python", False), (None, False)):
-        monkeypatch.setattr("fluster_services.worker.gpus.strangers.process_name", lambda _pid, name=name: name)
+        monkeypatch.setattr("fluster_services.worker.gpus.holders.process_name", lambda _pid, name=name: name)
         found = strangers_on(gpu)
         assert found is not None
         assert found.has_server is has_server

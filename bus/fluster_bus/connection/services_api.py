@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fluster_bus.core import server_subjects, subjects
-from fluster_bus.core.errors import InvalidMessageError
-from fluster_bus.core.fault_log import one_bounded_line
+from fluster_bus.core.errors import InvalidMessageError, one_bounded_line
 from fluster_bus.core.json_types import JsonObject
 from fluster_bus.messages.parts.wire_range import SPOKEN
 

@@ -23,13 +23,13 @@ from fluster_bus.core import server_subjects
 from fluster_bus.core.delivery import SEQUENCE_HEADER, SUBJECT_HEADER, TIME_HEADER
 from fluster_bus.core.errors import (
     DisconnectedError,
+    FaultLog,
     InvalidMessageError,
     NoRespondersError,
     RequestTimeoutError,
     StorageError,
     StreamNotFoundError,
 )
-from fluster_bus.core.fault_log import FaultLog
 from fluster_bus.running.coroutines import TimeSlices
 
 if TYPE_CHECKING:

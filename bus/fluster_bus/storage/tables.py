@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.delivery import SEQUENCE_HEADER
 from fluster_bus.core.errors import (
+    FaultLog,
     InvalidMessageError,
     InvalidNameError,
     KeyExistsError,
@@ -25,8 +26,8 @@ from fluster_bus.core.errors import (
     StorageError,
     StorageTimeoutError,
     StreamNotFoundError,
+    one_bounded_line,
 )
-from fluster_bus.core.fault_log import FaultLog, one_bounded_line
 from fluster_bus.core.json_types import JsonObject
 from fluster_bus.core.stream_bounds import full_error
 from fluster_bus.messages.parts.model import Message

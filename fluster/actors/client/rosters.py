@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from fluster.actors.protocol.members import Member
 from fluster.errors import ActorNotFoundError
 from fluster_bus.core import buckets, subjects
-from fluster_bus.core.errors import BusError, ClosedError, InvalidMessageError
-from fluster_bus.core.fault_log import FaultLog
+from fluster_bus.core.errors import BusError, ClosedError, FaultLog, InvalidMessageError
 from fluster_bus.messages import Endpoint, JobId
 from fluster_bus.storage.feeds import CaughtUp
 from fluster_bus.storage.registry import Registry

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import AsyncCluster
-from fluster.deferred_imports import import_later
+from fluster_bus.core.lazy_imports import import_later
 
 if TYPE_CHECKING:
     from fluster.actors.deploy.deployment import IfExists, Lifetime

@@ -22,8 +22,7 @@ from fluster.terminal import is_notebook
 from fluster_bus.connection.bus import Bus, Subscription
 from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery
-from fluster_bus.core.errors import BusError, FlusterError
-from fluster_bus.core.fault_log import FaultLog
+from fluster_bus.core.errors import BusError, FaultLog, FlusterError
 from fluster_bus.messages import Endpoint, JobId, JobStatus, Namespace, TaskRecord
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,8 @@ from fluster.errors import JobNotFoundError, JobRefusedError
 from fluster.integrations.fray import jobs, requests
 from fluster.integrations.fray.groups import FlusterActorGroup
 from fluster.integrations.fray.handles import FlusterActorHandle
-from fluster.integrations.fray.here import client_here
 from fluster.integrations.fray.hosting import LAST_CALLS_S, check_servable, host, made, serve
-from fluster.integrations.fray.jobs import FlusterJobHandle
+from fluster.integrations.fray.jobs import FlusterJobHandle, client_here
 from fluster_bus.core.names import unique_name
 from fluster_bus.messages import Entrypoint, JobId
 from fluster_bus.messages import EnvironmentConfig as FlusterEnvironment

@@ -12,7 +12,7 @@ from fluster.cluster import AsyncCluster
 from fluster.cluster.ownership import release
 from fluster.errors import JobFailedError, JobNotFoundError, JobTimeoutError
 from fluster.integrations.fray.handles import FlusterActorHandle
-from fluster.integrations.fray.here import client_here
+from fluster.integrations.fray.jobs import client_here
 from fluster_bus.messages import JobId, JobStatus
 
 if TYPE_CHECKING:

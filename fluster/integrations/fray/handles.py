@@ -11,7 +11,7 @@ from fray.current_client import set_current_client
 from fluster.actors import ActorFuture, ActorPool
 from fluster.actors.protocol.members import Member
 from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError
-from fluster.integrations.fray.here import client_here
+from fluster.integrations.fray.jobs import client_here
 from fluster.integrations.fray.versions import ActorUnavailableError
 
 if TYPE_CHECKING:

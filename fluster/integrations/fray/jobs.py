@@ -1,17 +1,19 @@
-"""Jobs that fray launched."""
+"""Jobs that fray launched, and the client that this process, or this thread, works with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
 from fray.client import JobFailed
-from fray.current_client import set_current_client
+from fray.current_client import (
+    _current_client_var,  # its public reader makes a LocalClient where there is none
+    set_current_client,
+)
 from fray.types import JobStatus as FrayJobStatus
 
 from fluster.cluster import current_cluster
 from fluster.errors import JobFailedError
-from fluster.integrations.fray.here import client_here
 from fluster_bus.messages import EnvironmentConfig, JobId, JobStatus
 
 if TYPE_CHECKING:
@@ -24,6 +26,22 @@ _STATUS = {
     JobStatus.SUCCEEDED: FrayJobStatus.SUCCEEDED,
     JobStatus.KILLED: FrayJobStatus.STOPPED,
 }  # the other ends are failures
+
+
+@overload
+def client_here(*, only_if_set: Literal[True]) -> FlusterClient | None: ...
+@overload
+def client_here() -> FlusterClient: ...
+def client_here(*, only_if_set: bool = False) -> FlusterClient | None:
+    """The client that is set for fray where it is Fluster's; else one of the process's own cluster, unless it has to be
+    set.
+    """
+    from fluster.integrations.fray.client import FlusterClient
+
+    found = _current_client_var.get()
+    if isinstance(found, FlusterClient):
+        return found
+    return None if only_if_set else FlusterClient()
 
 
 def run(

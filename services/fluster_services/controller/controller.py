@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core.errors import BusError, NoRespondersError
-from fluster_bus.core.fault_log import FaultLog
+from fluster_bus.core.errors import BusError, FaultLog, NoRespondersError
 from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import NamespaceBounds
 from fluster_bus.messages import JobRecord, JobStatus, Namespace, TaskRecord, WorkerId
@@ -38,10 +37,9 @@ from fluster_services.controller.answers.service import ControllerService
 from fluster_services.controller.leading.event_log import EventLog
 from fluster_services.controller.leading.record_writer import RecordWriter
 from fluster_services.controller.leading.seat import Seat, wait_no_restore
-from fluster_services.controller.leading.store_setup import StoreSetup
-from fluster_services.controller.namespaces.job_room import JobRooms
 from fluster_services.controller.namespaces.namespace_reconciler import NamespaceReconciler, ServerUsers
 from fluster_services.controller.namespaces.namespaces import NamespaceSet
+from fluster_services.controller.namespaces.store_room import JobRooms, StoreSetup
 from fluster_services.controller.reconciler import Reconciler
 from fluster_services.controller.scheduling.gangs import Gangs
 from fluster_services.controller.scheduling.offers import Offers

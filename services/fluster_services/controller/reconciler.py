@@ -6,8 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from fluster_bus.core.errors import BusError
-from fluster_bus.core.fault_log import FaultLog
+from fluster_bus.core.errors import BusError, FaultLog
 from fluster_services import job_lifecycle
 from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.reconcile import missing_tasks, next_records

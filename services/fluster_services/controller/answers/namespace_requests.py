@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
     from fluster_services.controller.answers.requests import Requests
     from fluster_services.controller.leading.seat import Seat
-    from fluster_services.controller.leading.store_setup import StoreSetup
     from fluster_services.controller.namespaces.namespace_reconciler import NamespaceReconciler, ServerUsers
     from fluster_services.controller.namespaces.namespaces import NamespaceSet as Namespaces
+    from fluster_services.controller.namespaces.store_room import StoreSetup
     from fluster_services.controller.state.job_index import JobIndex
 
 _ANSWERED_S = 1.0  # by then it is said how far it is: who asks sends the request again, to learn when it is done

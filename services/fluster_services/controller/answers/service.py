@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from fluster_services.controller.answers.joining import Joining
     from fluster_services.controller.answers.namespace_requests import NamespaceRequests
     from fluster_services.controller.leading.seat import Seat
-    from fluster_services.controller.leading.store_setup import StoreSetup
     from fluster_services.controller.namespaces.namespaces import NamespaceSet
+    from fluster_services.controller.namespaces.store_room import StoreSetup
     from fluster_services.controller.scheduling.worker_monitor import WorkerMonitor
     from fluster_services.controller.sweeps.owners import Owners
 

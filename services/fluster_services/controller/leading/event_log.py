@@ -20,8 +20,7 @@ from datetime import datetime, timedelta
 from fluster_bus.connection.bus import Bus
 from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core import buckets, subjects
-from fluster_bus.core.errors import BusError, InvalidMessageError
-from fluster_bus.core.fault_log import FaultLog
+from fluster_bus.core.errors import BusError, FaultLog, InvalidMessageError
 from fluster_bus.messages import Event, JobId, JobRecord, JobStatus, Namespace, TaskRecord, Transition
 from fluster_bus.storage.feeds import Feed
 from fluster_bus.storage.streams import Appender

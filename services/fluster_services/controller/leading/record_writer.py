@@ -22,11 +22,11 @@ from fluster_bus.core import subjects
 from fluster_bus.core.errors import (
     BusError,
     DisconnectedError,
+    FaultLog,
     KeyExistsError,
     NamespaceFullError,
     RevisionConflictError,
 )
-from fluster_bus.core.fault_log import FaultLog
 from fluster_bus.messages import JobRecord, Namespace, RecordChanged, TaskRecord
 from fluster_bus.storage.stored_messages import SecretStore, remove_secrets
 from fluster_bus.storage.tables import Row, Table, Update

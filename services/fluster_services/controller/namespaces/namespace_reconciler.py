@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
 from fluster_bus.connection.carrier import wait_to_retry
-from fluster_bus.core.errors import BusError, RevisionConflictError, StorageError, StorageTimeoutError
-from fluster_bus.core.fault_log import FaultLog
+from fluster_bus.core.errors import BusError, FaultLog, RevisionConflictError, StorageError, StorageTimeoutError
 from fluster_bus.messages import Namespace, NamespaceRecord, NamespaceState
 from fluster_bus.running.coroutines import TimeSlices, retried
 from fluster_bus.storage.provisioning import delete_namespace
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from fluster_bus.storage.tables import Row
     from fluster_services.controller.leading.record_writer import RecordWriter
     from fluster_services.controller.leading.seat import Seat
-    from fluster_services.controller.leading.store_setup import StoreSetup
     from fluster_services.controller.namespaces.namespaces import NamespaceSet
+    from fluster_services.controller.namespaces.store_room import StoreSetup
     from fluster_services.controller.state.job_index import JobIndex, JobKey
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from fluster_bus.core import subjects
 from fluster_bus.core.delivery import Delivery
-from fluster_bus.core.errors import InvalidMessageError
-from fluster_bus.core.fault_log import FaultLog
+from fluster_bus.core.errors import FaultLog, InvalidMessageError
 from fluster_bus.messages import JobStatus, Namespace, Progress, ProgressReport, TaskRecord, VMTrouble, WorkerId
 from fluster_services import lifecycle
 from fluster_services.controller.state.job_index import JobIndex, JobKey

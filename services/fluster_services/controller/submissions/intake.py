@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING
 from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import (
     BusError,
+    FaultLog,
     InvalidNameError,
     KeyExistsError,
     MessageTooLargeError,
     ObjectNotFoundError,
     RevisionConflictError,
     StorageError,
+    one_bounded_line,
 )
-from fluster_bus.core.fault_log import FaultLog, one_bounded_line
 from fluster_bus.core.names import MAX_NAME_LENGTH, check_name
 from fluster_bus.messages import JobId, JobRecord, JobRequest, Namespace, RefusedJob, TaskRecord
 from fluster_bus.messages.jobs import MAX_REQUEST_BYTES
@@ -60,8 +61,8 @@ if TYPE_CHECKING:
     from fluster_services.controller.leading.event_log import EventLog
     from fluster_services.controller.leading.record_writer import RecordTables, RecordWriter
     from fluster_services.controller.leading.seat import Seat
-    from fluster_services.controller.namespaces.job_room import JobRooms
     from fluster_services.controller.namespaces.namespaces import NamespaceSet
+    from fluster_services.controller.namespaces.store_room import JobRooms
     from fluster_services.controller.state.dirty_jobs import DirtyJobs
     from fluster_services.controller.state.job_index import JobIndex
     from fluster_services.controller.sweeps.owners import Owners

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from fluster_bus.connection.carrier import wait_to_retry
 from fluster_bus.core import buckets
-from fluster_bus.core.errors import BusError, InvalidNameError
-from fluster_bus.core.fault_log import FaultLog, one_bounded_line
+from fluster_bus.core.errors import BusError, FaultLog, InvalidNameError, one_bounded_line
 from fluster_bus.core.names import check_name
 from fluster_bus.messages import Namespace
 from fluster_bus.storage.registry import Registry

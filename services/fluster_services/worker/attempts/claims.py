@@ -12,12 +12,13 @@ from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import (
     HOPELESS,
     BusError,
+    FaultLog,
     NoRespondersError,
     RevisionConflictError,
     ServiceError,
     StreamNotFoundError,
+    one_bounded_line,
 )
-from fluster_bus.core.fault_log import FaultLog, one_bounded_line
 from fluster_bus.messages import (
     JobRecord,
     JobStatus,

@@ -14,8 +14,7 @@ from pydantic import ValidationError
 
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import buckets
-from fluster_bus.core.errors import HOPELESS, BusError
-from fluster_bus.core.fault_log import FaultLog, one_bounded_line
+from fluster_bus.core.errors import HOPELESS, BusError, FaultLog, one_bounded_line
 from fluster_bus.messages import JobStatus, Namespace, Progress, TaskRecord
 from fluster_bus.messages.parts.images import UsedImage
 from fluster_bus.storage.registry import Registry

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from fluster_bus.core.fault_log import FaultLog
+from fluster_bus.core.errors import FaultLog
 from fluster_bus.messages import WorkerId
 from fluster_services.worker.attempts.ledger import Ledger
 from fluster_services.worker.contract.config import WorkerConfig

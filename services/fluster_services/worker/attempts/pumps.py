@@ -20,12 +20,13 @@ from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import (
     HOPELESS,
     BusError,
+    FaultLog,
     InvalidMessageError,
     NamespaceGoneError,
     NoRespondersError,
     StreamNotFoundError,
+    one_bounded_line,
 )
-from fluster_bus.core.fault_log import FaultLog, one_bounded_line
 from fluster_bus.core.stream_bounds import PAYLOADS
 from fluster_bus.messages import LogBatch, Progress, ProgressReport, TaskRecord, TaskResult
 from fluster_bus.running.coroutines import wait_set

@@ -11,7 +11,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fluster_services.worker.gpus.holders import Holder, described, look_for, parse_note, why_not_gone
+from fluster_services.worker.gpus.holders import (
+    Holder,
+    Strangers,
+    StrangerWatch,
+    described,
+    look_for,
+    parse_note,
+    strangers_on,
+    why_not_gone,
+)
 from fluster_services.worker.gpus.inventory import (
     ORDER,
     VISIBLE_VARIABLE,
@@ -23,7 +32,6 @@ from fluster_services.worker.gpus.inventory import (
 )
 from fluster_services.worker.gpus.locks import GpuLock, GpuTakenError, find_lock_folder, lock_path
 from fluster_services.worker.gpus.reader import GpuReader, is_named
-from fluster_services.worker.gpus.strangers import Strangers, StrangerWatch, strangers_on
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
-"""Who held the lock of a GPU last, and whether that holder is proved to be gone.
+"""Who uses a GPU: who held its lock last, and whether that holder is proved to be gone; and programs without a lock.
 
-Decided apart from looking: `why_not_gone` is given what was found.
+Decided apart from looking: `why_not_gone` is given what was found. A program that is not of a task holds no lock, so it is
+found by the memory that it holds. One look tells little, as what has just ended frees its memory a moment later.
 """
 
 from __future__ import annotations
@@ -9,15 +10,21 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from fluster_bus.core.json_types import JsonObject
 from fluster_bus.running.fence_clock import boot_id
-from fluster_services.worker.gpus.inventory import GpuProcess
+from fluster_services.worker.gpus.inventory import Gpu, GpuProcess
 from fluster_services.worker.gpus.locks import NOTE_BEGIN
-from fluster_services.worker.linux.processes import leftovers, process_owner, process_state, started_since_boot_s
+from fluster_services.worker.linux.processes import (
+    leftovers,
+    process_name,
+    process_owner,
+    process_state,
+    started_since_boot_s,
+)
 
 _VERSION = 1
 _FIRST_NAMESPACE = 0xEFFFFFFC  # of the machine itself: from there all processes are seen
@@ -29,6 +36,9 @@ _NUMBERS = ("uid", "pid_namespace", "task_pid")
 _MAX_NUMBER = 1 << 63
 # It becomes a part of a path that an engine is asked for: what could lead elsewhere names no container.
 _CONTAINER_NAME = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_.-]*)?")
+MANY_BYTES = 1 << 30
+LOOKS = 3  # in a row that find it
+_SERVER = "nvidia-cuda-mps"  # its first 15 characters, which the kernel keeps
 
 
 @dataclass(frozen=True)
@@ -218,3 +228,49 @@ def described(text: str) -> str:
         return "a holder without a note" if not text else "a holder whose note cannot be read"
     name = re.sub(r"[^A-Za-z0-9_.-]", "?", holder.attempt)
     return f"attempt {name} of user {holder.uid}"
+
+
+@dataclass(frozen=True)
+class Strangers:
+    """Processes on a GPU that no task has."""
+
+    pids: tuple[int, ...]
+    memory: int  # bytes
+    # One is NVIDIA's MPS, in which programs of several users compute: the machine's owner has them share the GPU.
+    has_server: bool = False
+
+    @property
+    def them(self) -> str:
+        """The word for them in a message."""
+        return "it" if len(self.pids) == 1 else "them"
+
+    def described(self) -> str:
+        """They and what they do, in the words of a message; without a figure that would make it another each time."""
+        pids = ", ".join(map(str, self.pids[:_NAMED])) + (" …" if len(self.pids) > _NAMED else "")
+        whose = f"process {pids}, which is" if len(self.pids) == 1 else f"processes {pids}, which are"
+        return f"{whose} not of a task, {'holds' if len(self.pids) == 1 else 'hold'} more than {MANY_BYTES >> 30} GiB of its memory"
+
+
+def strangers_on(gpu: Gpu) -> Strangers | None:
+    """Who holds much of the memory of a GPU that no task has; None while it is little, or not known."""
+    if not gpu.processes:
+        return None
+    known = [each.memory for each in gpu.processes if each.memory is not None]
+    # What a process holds is not told everywhere (WSL, some instances): then all that is used is theirs.
+    memory = sum(known) if len(known) == len(gpu.processes) else gpu.memory_used or 0
+    if memory <= MANY_BYTES:
+        return None
+    pids = tuple(sorted(each.pid for each in gpu.processes))
+    return Strangers(pids, memory, any((process_name(pid) or "").startswith(_SERVER) for pid in pids))
+
+
+@dataclass
+class StrangerWatch:
+    """How often in a row strangers were found on each GPU."""
+
+    _looks: dict[str, int] = field(default_factory=dict)
+
+    def on_look(self, found: Mapping[str, Strangers]) -> dict[str, Strangers]:
+        """Those that were found on GPUs, {id: who}, at this look; returns the ones who stay."""
+        self._looks = {name: self._looks.get(name, 0) + 1 for name in found}
+        return {name: who for name, who in found.items() if self._looks[name] >= LOOKS}

@@ -186,7 +186,7 @@ class TemplateHandle:
 
 def _import_for_tasks() -> None:
     """Have in memory what else each task would import that serves an actor, is a pool's worker or calls one."""
-    from fluster.deferred_imports import import_now
+    from fluster_bus.core.lazy_imports import import_now
 
     import_own("fluster.actors.server.server", "fluster.worker_pool")
     import_now()

@@ -1,10 +1,17 @@
-"""Names of a package whose modules are imported when a name is asked for."""
+"""Imports that wait until they are needed.
+
+Modules of a package are imported when one of their names is asked for. And a module that scripts import before they start
+a cluster imports next to nothing itself, and names here what it will need. `LocalCluster` imports that while its supervisor starts on another core.
+"""
 
 from __future__ import annotations
 
+import gc
+import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+
+_later: list[str] = []
 
 
 def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
@@ -16,7 +23,7 @@ def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[
     def find(name: str) -> object:
         if name not in module_of:
             raise _missing(package, name)
-        return _keep(package, name, getattr(import_module(module_of[name]), name))
+        return _keep(package, name, getattr(importlib.import_module(module_of[name]), name))
 
     return find
 
@@ -30,7 +37,7 @@ def lazy_exports(package: str, names: Sequence[str], sources: Sequence[str]) -> 
     def find(name: str) -> object:
         if name in names:
             for source in sources:
-                found = getattr(import_module(source), name, None)
+                found = getattr(importlib.import_module(source), name, None)
                 if found is not None:
                     return _keep(package, name, found)
         raise _missing(package, name)
@@ -45,3 +52,20 @@ def _keep(package: str, name: str, found: object) -> object:
 
 def _missing(package: str, name: str) -> AttributeError:
     return AttributeError(f"module {package!r} has no attribute {name!r}")
+
+
+def import_later(*modules: str) -> None:
+    """Name modules that `import_now` is to import."""
+    _later.extend(modules)
+
+
+def import_now() -> None:
+    """Import what was named: in a process that waits anyway, or is about to be forked."""
+    collects = gc.isenabled()
+    gc.disable()  # nothing of a module is garbage
+    try:
+        for name in _later:  # all, also when another thread is at it; these may name more
+            importlib.import_module(name)
+    finally:
+        if collects:
+            gc.enable()
