@@ -636,3 +636,18 @@ def test_closing_is_quiet_when_the_server_dies_at_that_moment(
     own_server.start()
     uvloop.run(close_a_broken_one())  # as programs have it: its transports raise what asyncio's keep to themselves
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+async def test_the_end_is_heard_where_the_connection_is_lost_with_something_unsent(
+    shared_server: EmbeddedServer,
+) -> None:
+    bus = await Bus.connect(shared_server.credentials(Role.OPERATOR), name="test")
+    ended = asyncio.Event()
+    bus.on_end(ended.set)
+    client = nats_client_of(bus)
+    await client.publish("test", b"not sent any more")
+    client.stream.abort()
+    await client.close()  # as at an error of the server's that ends the connection
+    async with asyncio.timeout(SOON_S):
+        await ended.wait()
+    await bus.close()

@@ -75,3 +75,13 @@ async def test_what_is_written_to_a_lost_connection_is_an_error_of_the_connectio
             stream.write(b"second")
         with pytest.raises(ConnectionResetError, match="is lost"):
             stream.writelines([b"second"])
+
+
+async def test_what_a_client_that_leaves_can_no_longer_send_is_dropped() -> None:
+    async with _connected() as stream:
+        stream.abort()
+        stream.leaving = True
+        stream.writelines([b"last"])
+        await stream.drain()
+        await stream.wait_closed()
+        await stream.drain()

@@ -92,6 +92,66 @@ async def test_a_direct_connection_shows_a_token_as_well(server: EmbeddedServer,
     assert isinstance(refused, CredentialsError)
 
 
+@contextlib.asynccontextmanager
+async def _refusing(server_port: int, times: int) -> AsyncIterator[int]:
+    """The port of the server as one that refuses so many connections first, as one does that has just joined its group."""
+    left = times
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", server_port)
+        if left:
+            left -= 1
+            writer.write(await to_reader.readline())  # its INFO
+            for _sent in ("CONNECT", "PING"):  # a server that closes with something unread takes back what it has sent
+                await reader.readline()
+            writer.write(b"-ERR 'Authorization Violation'\r\n")
+            for each in (writer, to_writer):
+                each.close()
+                with contextlib.suppress(OSError):
+                    await each.wait_closed()
+            return
+        await asyncio.gather(carry(reader, to_writer), carry(to_reader, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as front:
+        yield front.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize(("times", "is_refused"), [(1, False), (2, True)])
+async def test_one_refusal_is_not_believed_of_a_server_that_may_have_just_joined_its_group(
+    server: EmbeddedServer, authority: Authority, times: int, *, is_refused: bool
+) -> None:
+    made = authority.issue(Role.CLIENT, "alice", ["one"])
+    for connects in ("bus", "line"):
+        async with _refusing(server.port, times) as port:
+            address = BusAddress(f"nats://127.0.0.1:{port}", token=made.token, seed=made.seed)
+            if connects == "line":
+                (line,) = await asyncio.to_thread(list, Dialler(address, "alice").attempts())
+                assert isinstance(line, CredentialsError if is_refused else Line)
+                if isinstance(line, Line):
+                    line.shut()
+            elif is_refused:
+                with pytest.raises(CredentialsError):
+                    await Bus.connect(address, name="alice")
+            else:
+                await (await Bus.connect(address, name="alice")).close()
+
+
+async def test_a_password_is_refused_once(server: EmbeddedServer) -> None:
+    async with _refusing(server.port, 1) as port:
+        address = BusAddress(f"nats://127.0.0.1:{port}", "alice", "secret")
+        with pytest.raises(CredentialsError):
+            await Bus.connect(address, name="alice")
+
+
 async def test_credentials_travel_as_a_file(server: EmbeddedServer, authority: Authority, tmp_path: Path) -> None:
     _address(server, authority, Role.CLIENT, "alice", "one").save(tmp_path / "alice.json")
     address = BusAddress.parse(str(tmp_path / "alice.json"))

@@ -28,6 +28,7 @@ _REPLACED = {
     "_connect_to_server": ["s"],
     "_process_connect_init": [],
     "_process_info": ["info", "initial_connection"],
+    "_close": ["status", "do_cbs"],
     "request": ["subject", "payload", "timeout", "old_style", "headers"],
     "drain": [],
 }

@@ -93,6 +93,16 @@ class BusAddress:
         return self.ca is not None or self.url.startswith("tls://")
 
     @property
+    def refusals_believed(self) -> int:
+        """After so many in a row the credentials are not good.
+
+        A server that has just joined a group refuses each token for some microseconds, as it hears from another server for the
+        first time of the account that it does not know yet (nats-server 2.15, `processRemoteSub`: it registers an account without
+        an issuer, and then marks it as one to be fetched).
+        """
+        return 1 if self.token is None else 2
+
+    @property
     def namespaces(self) -> tuple[str, ...]:
         """Those that the user is confined to; none for users of the whole cluster."""
         if self.token is not None:

@@ -130,6 +130,7 @@ class Connection:
         self._closing: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()  # the connection was lost while it was being closed, or is closed
         self._handshakes_failed = 0  # since there was a connection
+        self._refusals = 0  # of the credentials, before there was one
         self._over: str | None = None  # why there will be no further connection
         self._settled = asyncio.Event()  # there is a connection, or there will be none
         self._on_disconnect: list[Callable[[], None]] = []
@@ -351,7 +352,10 @@ class Connection:
 
     async def _on_error(self, error: Exception) -> None:
         if not self._opened and is_refusal(error):
-            raise error  # out of nats-py's connect, which would try the same credentials for ever
+            self._refusals += 1
+            if self._refusals >= self.address.refusals_believed:
+                raise error  # out of nats-py's connect, which would try the same credentials for ever
+            return
         if isinstance(error, HandshakeError):
             self._handshakes_failed += 1
             if not self._opened and self._handshakes_failed >= len(self.address.servers):

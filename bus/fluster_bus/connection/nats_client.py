@@ -155,6 +155,13 @@ class QuickClient(Client):
             info["tls_required"] = check_offer(self._server, info)
         await super()._process_info(info, initial_connection)
 
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        """The same, to its end where the connection is lost meanwhile: nats-py's stops at what it cannot send, and those who wait
+        for the end of the connection would hear of none.
+        """
+        self.stream.leaving = True
+        await super()._close(status, do_cbs)
+
     @property
     def _server(self) -> str:
         return self._current_server.uri.geturl() if self._current_server is not None else ""

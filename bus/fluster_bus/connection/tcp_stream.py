@@ -19,12 +19,15 @@ class TcpStream(Transport):
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._heard = False
+        self.leaving = False
+        """Whether the client closes: what can no longer be sent is dropped then, and is no error."""
 
     # ---- life ---------------------------------------------------------------------------------------------
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: Any) -> None:
         """Raises OSError, TimeoutError."""
         self.abort()  # nats-py tries again without a word where a server took the connection and did not greet
+        self.leaving = False
         async with asyncio.timeout(connect_timeout):
             self._reader, self._writer = await asyncio.open_connection(uri.hostname, uri.port, limit=buffer_size)
 
@@ -96,7 +99,8 @@ class TcpStream(Transport):
         self._writable().write(payload)
 
     def writelines(self, payload: list[bytes]) -> None:
-        self._writable().writelines(payload)
+        if not (self.leaving and self._open().is_closing()):
+            self._writable().writelines(payload)
 
     def _writable(self) -> asyncio.StreamWriter:
         writer = self._open()
@@ -105,4 +109,8 @@ class TcpStream(Transport):
         return writer
 
     async def drain(self) -> None:
-        await self._open().drain()
+        try:
+            await self._open().drain()
+        except OSError:
+            if not self.leaving:
+                raise

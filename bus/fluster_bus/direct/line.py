@@ -282,9 +282,7 @@ class Dialler:
         """Try one server after the other, in an order of chance: the line, with which it ends, or why there is none."""
         for server in _random.sample(self._servers, len(self._servers)):
             try:
-                line = Line.dial(
-                    server, self._address, self._name, timeout_s=_TIMEOUT_S, tls_name=self._tls_names.get(server)
-                )
+                line = self._dial(server)
             except RefusedError as error:
                 yield CredentialsError(f"{self._address} refused the credentials: {error}")
             except HandshakeError as error:
@@ -298,6 +296,18 @@ class Dialler:
                 self._learn(line, server)
                 yield line
                 return
+
+    def _dial(self, server: str) -> Line:
+        believed, refused = self._address.refusals_believed, 0
+        while True:
+            try:
+                return Line.dial(
+                    server, self._address, self._name, timeout_s=_TIMEOUT_S, tls_name=self._tls_names.get(server)
+                )
+            except RefusedError:
+                refused += 1
+                if refused >= believed:
+                    raise
 
     def _learn(self, line: Line, server: str) -> None:
         scheme = self._servers[0].partition("://")[0]
