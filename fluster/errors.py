@@ -188,7 +188,7 @@ class JobRefusedError(ClusterError):
 
     def __init__(self, message: str, accepted: Sequence[JobId] = ()) -> None:
         super().__init__(f"{message}; these were accepted and go on: {', '.join(accepted)}" if accepted else message)
-        self.accepted = tuple(accepted)
+        self.accepted: tuple[JobId, ...] = tuple(accepted)
         self._message = message
 
     def __reduce__(self) -> tuple[type[JobRefusedError], tuple[str, tuple[JobId, ...]]]:

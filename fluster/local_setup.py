@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, cast
 
 from fluster_bus.core.json_types import JsonObject
 
@@ -69,7 +69,7 @@ class LocalSetup:
     def from_json(cls, data: bytes) -> Self:
         fields: JsonObject = json.loads(data)
         for name, value in fields.items():
-            fields[name] = tuple(value) if isinstance(value, list) else value
+            fields[name] = tuple(cast("list[object]", value)) if isinstance(value, list) else value
         return cls(**fields)
 
 

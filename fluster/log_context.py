@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from fluster.cluster.task.task_context import TaskIdentity
 
@@ -39,7 +39,7 @@ class LogContext(logging.Filter):
     `handler.addFilter(LogContext())`, or `{"()": "fluster.LogContext"}` among the filters of a dictConfig.
     """
 
-    in_use = False  # there is one; otherwise it is not noted which call runs
+    in_use: ClassVar[bool] = False  # there is one; otherwise it is not noted which call runs
 
     def __init__(self, name: str = "") -> None:
         super().__init__(name)

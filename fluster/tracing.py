@@ -9,7 +9,7 @@ import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _end_call(span: Span, done: concurrent.futures.Future[object]) -> None:
     from concurrent.futures import Future
 
     # By the base class, which does not read what the actor raised: its classes may be slow to import.
-    error = None if done.cancelled() else Future.exception(done, 0)
+    error = None if done.cancelled() else Future[object].exception(done, 0)
     if done.cancelled():
         span.set_attribute("fluster.cancelled", True)
     elif error is not None:
@@ -99,7 +99,7 @@ def announce(actor: str, method: str) -> Carrier | None:
 
 
 @contextlib.contextmanager
-def serving(actor: str, method: str, carrier: Carrier) -> Iterator[ServedSpan | None]:
+def serving(actor: str, method: str, carrier: Carrier) -> Generator[ServedSpan | None]:
     """Make a caller's trace the current one, with a span of the actor's; end that by the `ServedSpan`.
 
     None when this process does not trace.

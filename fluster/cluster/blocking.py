@@ -41,7 +41,7 @@ class Cluster:
         from fluster.cluster.portal import Portal
 
         self._users: dict[object, Callable[[], object]] = {}  # {what works over this connection: how that is ended}
-        self.portal = Portal()
+        self.portal: Portal = Portal()
         try:
             self.asynchronous: AsyncCluster = self.portal.run(connect, *args)
         except BaseException:

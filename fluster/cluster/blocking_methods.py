@@ -27,10 +27,12 @@ class OnPortal(Protocol[AsyncT]):  # type: ignore[misc]  # invariant on purpose:
     @property
     def portal(self) -> Portal:
         """Where it lives."""
+        ...
 
     @property
     def asynchronous(self) -> AsyncT:
         """The object whose methods are awaited."""
+        ...
 
 
 def blocking(method: Callable[Concatenate[AsyncT, P], Awaitable[T]]) -> Callable[Concatenate[OnPortal[AsyncT], P], T]:

@@ -76,12 +76,12 @@ class AsyncCluster:
 
         self.bus = bus
         self.namespace = namespace
-        self.registry = Registry(bus, namespace)
+        self.registry: Registry = Registry(bus, namespace)
         self._identity = TaskIdentity.at(bus.address)
         self._states = JobStates(bus, namespace)
-        self.outages = Outages(bus, patience)
+        self.outages: Outages = Outages(bus, patience)
         self._waits = JobWaits(bus, namespace, self._states, self.outages)
-        self.shown = ShownOutput(bus, namespace, self._states)  # what its pools and deployments write
+        self.shown: ShownOutput = ShownOutput(bus, namespace, self._states)  # what its pools and deployments write
 
     @classmethod
     async def connect(

@@ -208,7 +208,7 @@ class LocalCluster(Cluster):
         try:
             import_now()  # while that comes up
             started = self._supervisor.wait_started(on_progress or _log.info)
-            self.store_dir = Path(started.store_dir)
+            self.store_dir: Path = Path(started.store_dir)
             super().__init__(started.address, chosen)
             _clusters.append(weakref.ref(self))
             note_local(self.asynchronous.server)

@@ -33,7 +33,7 @@ class Portal:
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=_run, args=(started, self._stopping), name=name, daemon=True)
         self._thread.start()
-        self.loop = started.result()
+        self.loop: asyncio.AbstractEventLoop = started.result()
         self._closed = False
         self._last_call = threading.RLock()  # what is given to the loop comes before the word that it is to stop
         self._pid = os.getpid()

@@ -7,7 +7,7 @@ import secrets
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from fluster_bus.core import subjects
 from fluster_bus.core.delivery import Delivery, error_headers
@@ -50,7 +50,7 @@ class Ref(Generic[T]):
 
     in_use: ClassVar[bool] = False  # whether any has arrived in this process
 
-    def __init__(self, wire: _Wire, payload: bytes, own: weakref.finalize[..., object] | None = None) -> None:
+    def __init__(self, wire: _Wire, payload: bytes, own: weakref.finalize[..., Ref[T]] | None = None) -> None:
         self._wire = wire
         self._payload = payload  # empty: it has to be fetched
         self._own = own
@@ -103,10 +103,11 @@ def resolved(
     args: Sequence[Any], kwargs: Mapping[str, Any], cluster: Fetches | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with the objects in the place of Refs. Raises as `Ref.get` does."""
-    return (
-        tuple(each.get(cluster) if isinstance(each, Ref) else each for each in args),
-        {name: each.get(cluster) if isinstance(each, Ref) else each for name, each in kwargs.items()},
-    )
+
+    def object_of(given: object) -> object:
+        return cast("Ref[object]", given).get(cluster) if isinstance(given, Ref) else given
+
+    return tuple(map(object_of, args)), {name: object_of(each) for name, each in kwargs.items()}
 
 
 class Refs:
@@ -134,8 +135,9 @@ class Refs:
         self._put[ref_id] = payload
         ref: Ref[T] = Ref(_Wire(ref_id, self._address, payloads.small_or_lent(payload)), payload)
         # Any thread's collector of garbage may call it: a dict's pop is one step.
-        ref._own = weakref.finalize(ref, self._put.pop, ref_id, None)  # noqa: SLF001
-        ref._own.atexit = False  # noqa: SLF001 - all is gone by then
+        own: weakref.finalize[..., Ref[T]] = weakref.finalize(ref, self._put.pop, ref_id, None)
+        own.atexit = False  # all is gone by then
+        ref._own = own  # noqa: SLF001
         return ref
 
     async def get(self, ref: Ref[T]) -> T:

@@ -11,7 +11,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def run_dir() -> Path:
 
 
 @contextlib.contextmanager
-def noted(address_file: Path, store_dir: Path) -> Iterator[None]:
+def noted(address_file: Path, store_dir: Path) -> Generator[None]:
     """Have other programs of this user find the cluster, for as long as this process lives and the block lasts.
 
     The note is locked by this process: the lock ends with it in whatever way, and then the note counts no more.

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
 
 from fluster.errors import WorkspaceError
 
@@ -61,7 +61,7 @@ async def with_stored_workspaces(bus: Bus, namespace: str, requests: Sequence[Jo
     Raises WorkspaceError, and StorageError when it could not be stored.
     """
     stored: dict[str, str] = {}  # {folder: SHA-256}
-    ready = []
+    ready: list[JobRequest] = []
     for request in requests:
         environment = await with_stored_workspace(bus, namespace, request.environment, stored)
         changed = environment is not request.environment
@@ -184,7 +184,7 @@ class _Rules:
         for rule in reversed((self.of_folders if is_folder else self.of_files).patterns):
             found = rule.match_file(name)
             # What matches a folder above has been heeded there, and says nothing of what lies in it.
-            if found is not None and found.match.groupdict().get(_FOLDER_ABOVE) is None:
+            if found is not None and cast("Any", found).match.groupdict().get(_FOLDER_ABOVE) is None:
                 return rule.include
         return None
 
@@ -203,7 +203,9 @@ def _rules_of(folder: Path) -> tuple[_Rules, ...]:
 def _rules_above(root: Path) -> tuple[_Rules, ...]:
     """Those of the folders between the repository's root and `root`, when it lies within a repository."""
     above = [root, *root.parents]
-    inside = next((above[1 : number + 1] for number, folder in enumerate(above) if (folder / ".git").exists()), [])
+    inside = next(
+        (above[1 : number + 1] for number, folder in enumerate(above) if (folder / ".git").exists()), list[Path]()
+    )
     rules = tuple(rule for folder in reversed(inside) for rule in _rules_of(folder))
     return () if _is_ignored(root, rules, is_folder=True) else rules  # who names an ignored folder wants it
 

@@ -48,7 +48,7 @@ SMALL = ResourceConfig.with_cpu(1, memory="256MiB")
 # Where syntax nodes keep the identifiers that they define or use.
 NAMES = {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg", ast.keyword: "arg", ast.alias: "name"}
 DEFINITIONS = {ast.FunctionDef: "name", ast.AsyncFunctionDef: "name", ast.ClassDef: "name"}
-NODES = NAMES | DEFINITIONS
+NODES: dict[type[ast.AST], str] = {**NAMES, **DEFINITIONS}
 
 Postings = dict[str, dict[str, int]]  # {name: {file: uses}}
 Ranking = list[tuple[str, int]]  # [(name or file, uses)], the most used first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 from fluster.actors.client.caller import Caller
@@ -20,7 +20,7 @@ from fluster.testing.fake_clock import FakeClock
 from fluster.testing.memory_bus import MemoryBus, MemoryRegistry
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core.names import check_name, unique_name
-from fluster_bus.messages import EndpointId, JobId, Namespace
+from fluster_bus.messages import EndpointId, JobId, JobRequest, Namespace
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ class _AsyncMemoryCluster(AsyncCluster):
     async def wait(self, *_args: Any, **_options: Any) -> Any:
         """`terminate` has waited already."""
 
-    async def launch_many(self, *_args: object) -> NoReturn:
+    async def launch_many(self, requests: Sequence[JobRequest]) -> NoReturn:
         raise NotImplementedError("LocalActors has no workers that could run a job: use a LocalCluster")
 
 

@@ -8,8 +8,9 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from fluster.actors.definition.definition import check_timeout
 from fluster.actors.results.futures import ActorFuture
@@ -21,7 +22,13 @@ from fluster.cluster.portal import forked
 from fluster.worker_pool.dispatch import Pace
 from fluster.worker_pool.function_pickles import FunctionPickles
 from fluster.worker_pool.progress import Bar, progress_bar
-from fluster.worker_pool.results import AsyncMapResult, AsyncUnorderedResults, ItemFutures, UnorderedItems
+from fluster.worker_pool.results import (
+    AsyncMapResult,
+    AsyncUnorderedResults,
+    ItemFutures,
+    UnorderedItems,
+    UnorderedSource,
+)
 from fluster.worker_pool.tasks import Task
 from fluster.worker_pool.work import Batch, Block, Outcome, blocks_of
 from fluster.worker_pool.worker_jobs import PoolPlan
@@ -37,6 +44,16 @@ Items = TypeVar("Items", bound=ItemFutures[Any])
 Unordered = TypeVar("Unordered", bound=UnorderedItems[Any])
 
 DEFAULT_RESOURCES = ResourceConfig()
+
+
+class PoolOptions(TypedDict, total=False):
+    """The options of a worker pool, as WorkerPool describes them."""
+
+    environment: EnvironmentConfig | None
+    name_prefix: str
+    task_retries: int
+    task_timeout: float | None
+    logs: bool | None
 
 
 class AsyncWorkerPool:
@@ -68,7 +85,7 @@ class AsyncWorkerPool:
             raise TypeError(f"environment={environment!r}: give an EnvironmentConfig, as create_environment() makes it")
         name = unique_name(check_name("name_prefix", name_prefix))
         plan = PoolPlan(name, resources, environment, task_retries, check_timeout(task_timeout), logs)
-        self.workers = Workers(cluster, plan, num_workers)
+        self.workers: Workers = Workers(cluster, plan, num_workers)
         self._functions = FunctionPickles()
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -76,9 +93,15 @@ class AsyncWorkerPool:
         self._bars: weakref.WeakSet[Bar] = weakref.WeakSet()  # of maps that go on, or are still known
 
     @classmethod
-    async def start(cls, *args: Any, **options: Any) -> Self:
-        """The pool, made on this loop."""
-        return cls(*args, **options)
+    async def start(
+        cls,
+        cluster: AsyncCluster,
+        num_workers: int,
+        resources: ResourceConfig = DEFAULT_RESOURCES,
+        **options: Unpack[PoolOptions],
+    ) -> Self:
+        """The pool, made on the running loop. Takes what the class takes, and raises what it raises."""
+        return cls(cluster, num_workers, resources, **options)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
@@ -208,7 +231,7 @@ class AsyncWorkerPool:
 
     def mapped_unordered(
         self,
-        kind: Callable[..., Unordered],
+        kind: Callable[[UnorderedSource], Unordered],
         function: Callable[..., Any],
         items: Iterable[object],
         chunksize: int | None,
@@ -227,16 +250,14 @@ class AsyncWorkerPool:
             self.check_open()
             self.workers.add((batch, blocks))
 
-        arguments = ((item,) for item in iterated(items))
-        ends: dict[str, Any] = {} if bar is None else {"on_end": bar.stop, "on_interrupt": bar.interrupt}
-        return kind(
-            arguments,
-            _checked(chunksize),
+        source = UnorderedSource(
+            items=((item,) for item in iterated(items)),
+            chunksize=_checked(chunksize),
             make_batch=make_batch,
             add=add,
             workers=lambda: self.num_workers,
-            **ends,
         )
+        return kind(source if bar is None else replace(source, on_end=bar.stop, on_interrupt=bar.interrupt))
 
     def _new_bar(self, total: int | None) -> Bar:
         bar = progress_bar(self.name, total)

@@ -68,9 +68,11 @@ class Unit(Protocol):
     @property
     def size(self) -> int:
         """How many items it has that are not answered."""
+        ...
 
     def parts(self) -> Sequence[Unit]:
         """The same work, each item by itself."""
+        ...
 
 
 class Source(Protocol):
@@ -81,12 +83,15 @@ class Source(Protocol):
     @property
     def items(self) -> int:
         """How many items wait in it."""
+        ...
 
     def next_size(self, workers: int) -> int:
         """How many items the next unit will have at most; 0 when there is none. `workers` want their share."""
+        ...
 
     def is_ending(self, workers: int) -> bool:
         """True when what is left makes no full units for that many workers."""
+        ...
 
     def take(self, size: int) -> Unit | None:
         """The next unit. None when what was next has been cancelled: it may be asked again."""

@@ -62,7 +62,7 @@ class PoolExecutor(concurrent.futures.Executor):
 
     def map(
         self,
-        function: Callable[..., T],
+        fn: Callable[..., T],
         *iterables: Iterable[Any],
         timeout: float | None = None,
         chunksize: int = 1,
@@ -78,7 +78,7 @@ class PoolExecutor(concurrent.futures.Executor):
         futures: list[ActorFuture[list[T]]] = []
         try:
             for start in range(0, len(items), chunksize):
-                futures.append(self.submit(_run_chunk, function, items[start : start + chunksize]))  # noqa: PERF401
+                futures.append(self.submit(_run_chunk, fn, items[start : start + chunksize]))  # noqa: PERF401
         except BaseException:
             _cancel(futures)
             raise

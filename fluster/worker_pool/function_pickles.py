@@ -6,7 +6,7 @@ import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, GenericAlias, ModuleType, NoneType, UnionType
-from typing import NamedTuple, get_args, get_origin
+from typing import NamedTuple, cast, get_args, get_origin
 
 import cloudpickle
 
@@ -109,7 +109,7 @@ def _is_importable(thing: object) -> bool:
 
 
 def _travels_by_value(module: str) -> bool:
-    by_value = cloudpickle.list_registry_pickle_by_value()
+    by_value = cast("set[str]", cloudpickle.list_registry_pickle_by_value())
     return bool(by_value) and any(module == name or module.startswith(f"{name}.") for name in by_value)
 
 

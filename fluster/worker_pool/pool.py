@@ -10,6 +10,7 @@ from typing import ParamSpec, Self, TypeVar
 from fluster.actors.results.futures import ActorFuture
 from fluster.cluster import Cluster
 from fluster.cluster.blocking_methods import blocking, blocking_iterator
+from fluster.cluster.portal import Portal
 from fluster.errors import ForkedError
 from fluster.worker_pool.async_pool import DEFAULT_RESOURCES, AsyncWorkerPool
 from fluster.worker_pool.executor import PoolExecutor
@@ -52,7 +53,7 @@ class WorkerPool:
         if not isinstance(cluster, Cluster):
             raise TypeError(f"WorkerPool takes a Cluster, not {cluster!r}: for an AsyncCluster take AsyncWorkerPool")
         self.cluster = cluster
-        self.portal = cluster.portal
+        self.portal: Portal = cluster.portal
         start = functools.partial(
             AsyncWorkerPool.start,
             environment=environment,

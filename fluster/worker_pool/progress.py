@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from fluster.terminal import is_notebook
 from fluster_bus.messages.notebook import bar, view
@@ -80,7 +80,7 @@ class NotebookBar:
         self._next_at = self._began + _BETWEEN_S
         self._lock = threading.Lock()
         self._is_over = False
-        display: Any = IPython.display.display  # it has no types
+        display = cast("Any", IPython.display.display)  # it has types in part
         self._shown = display(self, display_id=True)
 
     def advance(self, items: int) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -195,7 +196,7 @@ def _values(outcome: Outcome, *, return_exceptions: bool) -> list[Any]:
     values = outcome.values()
     if outcome.is_whole:  # known once they are read
         return values
-    found = []
+    found: list[object] = []
     for index in range(outcome.start, outcome.stop):
         try:
             found.append(_value(outcome, index))
@@ -213,31 +214,30 @@ def _value(outcome: Outcome, index: int) -> object:
     return outcome.value(index)
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnorderedSource:
+    """Where the items of one `imap_unordered` come from, and how they get to workers."""
+
+    items: Iterable[object]
+    chunksize: int | None
+    make_batch: Callable[[Callable[[Outcome], object]], Batch]
+    add: Callable[[Batch, list[Block]], object]
+    workers: Callable[[], int]  # how many there are
+    on_end: Callable[[], object] = _nothing
+    on_interrupt: Callable[[], object] = _nothing
+
+
 class UnorderedItems(ABC, Generic[T]):
     """The items of one `imap_unordered` on their way, and what they give.
 
     Items are taken from where they come from as results are asked for: so many are under way that no worker waits.
     """
 
-    def __init__(
-        self,
-        items: Iterable[object],
-        chunksize: int | None,
-        *,
-        make_batch: Callable[[Callable[[Outcome], object]], Batch],
-        add: Callable[[Batch, list[Block]], object],
-        workers: Callable[[], int],
-        on_end: Callable[[], object] = _nothing,
-        on_interrupt: Callable[[], object] = _nothing,
-    ) -> None:
-        self._items = iter(items)
+    def __init__(self, source: UnorderedSource) -> None:
+        self._source = source
+        self._items = iter(source.items)
         self._is_exhausted = False
-        self._chunksize = chunksize
-        self._batch = make_batch(self._take)
-        self._add = add
-        self._workers = workers  # how many there are
-        self._on_end = on_end
-        self._on_interrupt = on_interrupt
+        self._batch = source.make_batch(self._take)
         self._outcome: Outcome | None = None  # the one that is being read
         self._index = 0  # in it
         self._taken = self._given = 0  # items
@@ -251,7 +251,7 @@ class UnorderedItems(ABC, Generic[T]):
         self._take_items()
         if self._given < self._taken:
             return True
-        self._on_end()
+        self._source.on_end()
         return False
 
     def _open(self, outcome: Outcome) -> None:
@@ -265,16 +265,16 @@ class UnorderedItems(ABC, Generic[T]):
 
     def _take_items(self) -> None:
         while not self._is_exhausted:
-            size = self._chunksize or self._batch.pace.chunk()
-            if self._taken - self._given >= _AHEAD * size * max(self._workers(), 1):
+            size = self._source.chunksize or self._batch.pace.chunk()
+            if self._taken - self._given >= _AHEAD * size * max(self._source.workers(), 1):
                 return
             items = self._next_items(size)
             start, self._taken = self._taken, self._taken + len(items)
             try:
-                blocks = list(blocks_of(items, start, self._chunksize))
+                blocks = list(blocks_of(items, start, self._source.chunksize))
             except TypeError:  # it is of one of them
                 blocks = self._one_by_one(items, start)
-            self._add(self._batch, blocks)
+            self._source.add(self._batch, blocks)
 
     def _next_items(self, size: int) -> list[object]:
         self._is_exhausted = True  # and stays so if it raises
@@ -297,15 +297,15 @@ class UnorderedItems(ABC, Generic[T]):
         self._taken = self._given
         self._outcome = None
         self._batch.is_closed = True
-        self._on_end()
+        self._source.on_end()
 
 
 class UnorderedResults(UnorderedItems[T], Iterator[T]):
     """What the items give, as it comes. What one of them raised is raised in its turn; then it goes on with the others."""
 
-    def __init__(self, *items: Any, **options: Any) -> None:
+    def __init__(self, source: UnorderedSource) -> None:
         self._arrived: SimpleQueue[Outcome] = SimpleQueue()
-        super().__init__(*items, **options)
+        super().__init__(source)
 
     def _take(self, outcome: Outcome) -> None:
         self._arrived.put(outcome)
@@ -317,7 +317,7 @@ class UnorderedResults(UnorderedItems[T], Iterator[T]):
             try:
                 self._open(wait_for_item(self._arrived))
             except KeyboardInterrupt:
-                self._on_interrupt()
+                self._source.on_interrupt()
                 raise
         return self._next_of(self._outcome)
 
@@ -325,10 +325,10 @@ class UnorderedResults(UnorderedItems[T], Iterator[T]):
 class AsyncUnorderedResults(UnorderedItems[T], AsyncIterator[T]):
     """As UnorderedResults, with `async for`, on the loop where it was made."""
 
-    def __init__(self, *items: Any, **options: Any) -> None:
+    def __init__(self, source: UnorderedSource) -> None:
         self._arrived: asyncio.Queue[Outcome] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        super().__init__(*items, **options)
+        super().__init__(source)
 
     def _take(self, outcome: Outcome) -> None:
         tell_soon(self._loop, self._arrived.put_nowait, outcome)

@@ -200,7 +200,7 @@ def _encoded(values: list[object], first: int, failures: dict[int, bytes]) -> li
     plain = codec.encode_plain(values)
     if plain is not None:
         return [plain]
-    parts = []
+    parts: list[bytes] = []
     for index, value in enumerate(values):
         try:
             parts.append(codec.encode([value]))

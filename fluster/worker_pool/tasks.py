@@ -116,7 +116,7 @@ class TaskQueue:
 
     def _take_all(self) -> list[Task]:
         waiting, self._waiting = self._waiting, deque()
-        wanted = []
+        wanted: list[Task] = []
         for task in waiting:
             if task.future.set_running_or_notify_cancel():
                 wanted.append(task)

@@ -180,6 +180,7 @@ class Futures(Protocol):
 
     def begin(self, start: int, size: int) -> int:
         """Begin items; how many of them are wanted, up to the first that was cancelled."""
+        ...
 
 
 class Batch:

@@ -6,9 +6,9 @@ import functools
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -84,12 +84,14 @@ class Entrypoint(Message):
     @model_validator(mode="before")
     @classmethod
     def _pickle(cls, data: object) -> object:
-        if isinstance(data, dict) and isinstance(data.get("command"), str):
-            text = data["command"]
-            raise ValueError(f"command={text[:_MAX_SHOWN]!r}: give it as a list, such as {_words(text[:_MAX_SHOWN])!r}")
-        if not isinstance(data, dict) or data.get("callable") is None:
+        if not isinstance(data, dict):
             return data
-        function = data["callable"]
+        fields = cast("dict[str, object]", data)
+        text, function = fields.get("command"), fields.get("callable")
+        if isinstance(text, str):
+            raise ValueError(f"command={text[:_MAX_SHOWN]!r}: give it as a list, such as {_words(text[:_MAX_SHOWN])!r}")
+        if function is None:
+            return fields
         if not callable(function):  # as is everything that JSON can say
             raise ValueError(f"callable={function!r} cannot be called: pass the function itself, without ()")
         if _is_generator(function):
@@ -98,14 +100,15 @@ class Entrypoint(Message):
                 f"callable={name} is a generator: calling it would run none of its code; pass a function that returns, with "
                 "what it yields in a list"
             )
-        args, kwargs = tuple(data.get("args", ())), dict(data.get("kwargs") or {})
+        args = tuple(cast("Iterable[object]", fields.get("args", ())))
+        kwargs = dict(cast("Mapping[str, object]", fields.get("kwargs") or {}))
         pickled = codec.encode((function, args, kwargs))
         if len(pickled) > MAX_ENTRYPOINT_BYTES:
             raise ValueError(
                 f"the pickled callable and its arguments have {len(pickled):,} bytes, over the limit of "
                 f"{MAX_ENTRYPOINT_BYTES:,}: pass a Ref (cluster.put gives one), or a path, and load the data inside the job"
             )
-        return {**data, "pickled": pickled, "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+        return {**fields, "pickled": pickled, "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -187,16 +190,19 @@ class JobRequest(Message):
     @model_validator(mode="before")
     @classmethod
     def _count_array(cls, data: object) -> object:
-        if not isinstance(data, dict) or data.get("array") is None:
+        if not isinstance(data, dict):
             return data
-        array = TaskArray.model_validate(data["array"])
-        count, replicas = len(array.ids), data.get("replicas", 1)
+        fields = cast("dict[str, object]", data)
+        if fields.get("array") is None:
+            return fields
+        array = TaskArray.model_validate(fields["array"])
+        count, replicas = len(array.ids), fields.get("replicas", 1)
         if count > MAX_REPLICAS:
             raise ValueError(f"array {array} has {count:,} tasks: a job has at most {MAX_REPLICAS:,}")
         if replicas not in (1, count):
             tasks = "1 task" if count == 1 else f"{count:,} tasks"
             raise ValueError(f"array {array} has {tasks}: leave replicas={replicas!r} out")
-        return {**data, "array": array, "replicas": count}
+        return {**fields, "array": array, "replicas": count}
 
     @field_validator("name")
     @classmethod
@@ -220,7 +226,8 @@ class JobRequest(Message):
             raise ValueError(f"after={value!r} is a text: give a list of job ids, such as ['prepare-3f2a']")
         if not isinstance(value, Sequence):
             return value
-        return tuple(each.job_id if isinstance(each, JobInfo) else each for each in value)
+        jobs = cast("Sequence[object]", value)
+        return tuple(each.job_id if isinstance(each, JobInfo) else each for each in jobs)
 
     @field_validator("after")
     @classmethod

@@ -75,7 +75,7 @@ class NamespaceSet(Message):
     """Asks for another quota or weight of a namespace. What is not named stays; None in a quota: as much as there is."""
 
     name: str
-    quota: Mapping[QuotaName, int | float | None] = Field(default_factory=dict)
+    quota: Mapping[QuotaName, int | float | None] = Field(default_factory=dict[QuotaName, int | float | None])
     weight: float | None = Field(default=None, gt=0, le=MAX_WEIGHT)
 
 

@@ -181,8 +181,7 @@ class LoopAlarm:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, after_s: float, on_ring: Callable[[], object]) -> None:
         """To be made on the loop. Raises OSError, also where there is no such timer."""
-        libc = ctypes.PyDLL(None, use_errno=True) if sys.platform == "linux" else None
-        if libc is None or not hasattr(libc, "timerfd_create"):
+        if sys.platform != "linux" or not hasattr(libc := ctypes.PyDLL(None, use_errno=True), "timerfd_create"):
             raise OSError(errno.ENOSYS, "this system has no timerfd")
         self._settime = libc.timerfd_settime
         descriptor = libc.timerfd_create(time.CLOCK_MONOTONIC, _FLAGS)

@@ -409,6 +409,8 @@ class Caller:
                 self._finish(self.router.on_member(name, member))
             case Left(endpoint_id, reason) if endpoint_id not in roster.members:
                 self._finish(self.router.on_member_gone(name, endpoint_id, reason))
+            case _:
+                pass
         self._waiting.move(name)
 
 

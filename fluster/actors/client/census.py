@@ -26,7 +26,7 @@ def census(name: str, registered: Iterable[Member], jobs: Iterable[JobInfo]) -> 
     Of jobs that are not this name's deployment only what they have registered counts: their other tasks may do anything.
     """
     tasks = {(job.job_id, task.task): (job, task) for job in _deployments(name, jobs) for task in job.tasks}
-    found = []
+    found: list[Member] = []
     for member in registered:
         known = tasks.get((member.job_id, member.task)) if member.job_id is not None else None
         if known is None:
@@ -120,7 +120,7 @@ class Explanations:
             names = {endpoint.name for endpoint in await self._registry.list()}
         except BusError as error:
             log.info("the registry could not be read: %s", error)
-            names = set()
+            names = set[str]()
         for each in done:
             name = each.call.pool
             roster = self._rosters.get(name)

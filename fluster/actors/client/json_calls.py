@@ -44,7 +44,8 @@ def end_of(change: Change, endpoint_id: str, sent_at: Moment, call: str) -> Exce
         case Joined(member) if member.endpoint_id == endpoint_id and member.disconnected_at is not None:
             was_cut_off = frames.seconds_between(sent_at, member.disconnected_at) > 0
             return lost_while_out(call) if was_cut_off else None
-    return None
+        case _:
+            return None
 
 
 class _JsonCall:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import cast
 
 from fluster.actors.client.census import Explanations
 from fluster.actors.protocol import frames
@@ -88,9 +89,9 @@ class Outcomes:
                 fetch=self._stored.fetch,
             )
             call.ticket = reader
-            ticket.set_result(
-                ActorStream(reader)
-            )  # only the user holds on to it: so it is closed when it is no longer wanted
+            # Only the user holds on to it: so it is closed when it is no longer wanted.
+            stream: ActorStream[object] = ActorStream(reader)
+            cast("ActorFuture[object]", ticket).set_result(stream)
         elif part.kind == frames.ITEMS and isinstance(ticket, ItemsTicket) and not ticket.take(*part.payload):
             self._withdraw(call)
 

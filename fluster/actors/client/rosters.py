@@ -63,7 +63,7 @@ class Roster:
     on_change: Callable[[str, Change], None]
     members: dict[str, Member] = field(default_factory=dict)  # {endpoint id: member}
     # {method: how often}, as told last, if by one that is gone.
-    retries: Mapping[str, int] = field(default_factory=dict)
+    retries: Mapping[str, int] = field(default_factory=dict[str, int])
     is_synced: bool = False
     users: int = 0  # pools that need it
     error: BusError | None = None

@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import cast
 
 from fluster.actors.protocol import frames
 from fluster.actors.protocol.calls import Broadcast, Call, Done
@@ -129,7 +130,8 @@ class StoredCalls:
         self._was_cut = False
         self._out[number] = call
         if isinstance(call.ticket, ActorFuture):  # it may run into its timeout, or be cancelled
-            call.ticket.add_done_callback(lambda _done: self._out.pop(number, None))
+            future = cast("ActorFuture[object]", call.ticket)
+            future.add_done_callback(lambda _done: self._out.pop(number, None))
         try:
             error = await self._error_of_storing(call, number)
         finally:

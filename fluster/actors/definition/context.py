@@ -23,6 +23,7 @@ class StateStore(Protocol):
 
     def save(self, state: object, reply: str) -> concurrent.futures.Future[None]:
         """Store `state`, within the call that answers to `reply`. The future raises as `ActorContext.save` does."""
+        ...
 
 
 class Cancellation:

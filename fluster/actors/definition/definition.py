@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast, overload
 
 from fluster.actors.definition.context import ActorContext
 from fluster.actors.protocol.flow_control import Window
@@ -51,7 +51,7 @@ class ActorOptions:
     """How many calls may wait; more are answered with MailboxFullError."""
     mailbox_bytes: int = 64 << 20
     """How many bytes of arguments may wait."""
-    concurrency_groups: Mapping[str, int] = field(default_factory=dict)
+    concurrency_groups: Mapping[str, int] = field(default_factory=dict[str, int])
     """{group: how many calls of its methods run at the same time}; each group has a mailbox of its own."""
     max_restarts: int = 0
     """How often an actor that died or failed is restarted within `restart_window`."""
@@ -299,7 +299,7 @@ def name_of(cls: type) -> str:
 
 def methods_of(cls: type) -> dict[str, MethodInfo]:
     """The methods of a class that can be called from outside: those without a leading underscore."""
-    found = {}
+    found: dict[str, MethodInfo] = {}
     for name in dir(cls):
         if name.startswith("_") or name in HOOKS:
             continue
@@ -333,7 +333,9 @@ def method_of(cls: type, name: str) -> MethodInfo:
 
 
 def _function(attribute: Any) -> Any:
-    return attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
+    if isinstance(attribute, staticmethod | classmethod):
+        return getattr(cast("object", attribute), "__func__", None)
+    return attribute
 
 
 def _method_info(name: str, attribute: Any, function: Callable[..., Any], default: float | None) -> MethodInfo:

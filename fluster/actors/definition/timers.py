@@ -9,7 +9,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from fluster.actors.definition.definition import MethodInfo, is_context, method_of
 from fluster.actors.protocol.clock import Alarm, Clock
@@ -49,7 +49,7 @@ def every(seconds: float, *, jitter: float = 0.0) -> Callable[[F], F]:
     chosen = Every(seconds, jitter)
 
     def mark(marked: F) -> F:
-        if not inspect.isroutine(marked):
+        if not inspect.isroutine(cast("object", marked)):  # F stays what is returned
             raise TypeError(f"@every stands above a method of a class, not above {marked!r}")
         function = getattr(marked, "__func__", marked)
         wanted = [each.name for each in list(inspect.signature(function).parameters.values())[1:] if _is_needed(each)]
@@ -75,7 +75,7 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
 
 def timers_of(cls: type) -> dict[str, Every]:
     """The timers of a class by their methods' names, which may have a leading underscore."""
-    found = {}
+    found: dict[str, Every] = {}
     for name in dir(cls):
         attribute = inspect.getattr_static(cls, name)
         chosen = getattr(getattr(attribute, "__func__", attribute), _MARK, None)

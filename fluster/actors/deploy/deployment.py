@@ -201,7 +201,7 @@ async def _has_ended(cluster: AsyncCluster, job_id: JobId) -> bool:
 
 async def _leave_nothing(pool: AsyncActorPool[object], *, is_late: bool) -> list[str]:
     """Why it was not there yet, if it `is_late` and the reason is known."""
-    why = []
+    why: list[str] = []
     if is_late and pool.job_id is not None:
         with contextlib.suppress(FlusterError, TimeoutError):
             async with asyncio.timeout(_EXPLAIN_TIMEOUT_S):

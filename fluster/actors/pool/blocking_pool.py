@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 from fluster.actors.client.broadcast import BroadcastResult
 from fluster.actors.definition.definition import check_timeout
@@ -19,6 +19,9 @@ from fluster.errors import ActorNotFoundError, ForkedError
 from fluster_bus.core.errors import ClosedError
 from fluster_bus.core.names import near
 from fluster_bus.messages import JobId
+
+if TYPE_CHECKING:
+    from fluster.cluster.portal import Portal
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -44,7 +47,7 @@ class ActorPool(Generic[T_co]):
     ) -> None:
         if not isinstance(cluster, Cluster):
             raise TypeError(f"ActorPool takes a Cluster, not {cluster!r}: for an AsyncCluster take AsyncActorPool")
-        self.portal = cluster.portal
+        self.portal: Portal = cluster.portal
         self.asynchronous: AsyncActorPool[T_co] = AsyncActorPool(
             cluster.asynchronous,
             name,
@@ -137,10 +140,10 @@ class ActorPool(Generic[T_co]):
         """`pool.to(member).call().method(…)`: that one of `members()`, which may also be given by its endpoint's id."""
         return ActorHandle(self, member_id(self.name, member), None)
 
-    members = blocking(AsyncActorPool.members)
-    wait_for_size = blocking(AsyncActorPool.wait_for_size)
-    logs = blocking_iterator(AsyncActorPool.logs)
-    shutdown = blocking(AsyncActorPool.shutdown)
+    members = blocking(AsyncActorPool[object].members)
+    wait_for_size = blocking(AsyncActorPool[object].wait_for_size)
+    logs = blocking_iterator(AsyncActorPool[object].logs)
+    shutdown = blocking(AsyncActorPool[object].shutdown)
 
     def __enter__(self) -> Self:
         return self

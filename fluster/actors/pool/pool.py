@@ -86,7 +86,7 @@ class AsyncActorPool(Generic[T_co]):
     ) -> None:
         if not isinstance(cluster, AsyncCluster):
             raise TypeError(f"AsyncActorPool takes an AsyncCluster, not {cluster!r}: for a Cluster take ActorPool")
-        self.name = check_name("actor name", name)
+        self.name: str = check_name("actor name", name)
         # What the caller knows it by: pools of one name share their members, unless they were given others.
         self._key = name if fixed is None else f"{name} at {', '.join(member.address for member in fixed)}"
         self.job_id = job_id
@@ -211,8 +211,9 @@ class AsyncActorPool(Generic[T_co]):
         info = self._methods.get(method) if self._methods is not None else None
         if timeout is None and info is not None:
             timeout = info.timeout
-        kind: type[ActorFuture[Any]] = LaneFuture if alone else ActorFuture
-        future = kind(f"{self.name}.{method}", self._caller.loop, self._caller.withdraw)
+        future: ActorFuture[Any] = (LaneFuture if alone else ActorFuture)(
+            f"{self.name}.{method}", self._caller.loop, self._caller.withdraw
+        )
         call = Call(
             self._key,
             method,

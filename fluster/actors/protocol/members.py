@@ -9,7 +9,7 @@ import select
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import Self, TypeGuard, cast
 
 from fluster.actors.protocol.frames import JSON, PICKLE, Moment
 from fluster_bus.core import subjects
@@ -162,11 +162,15 @@ def _moment(text: str) -> Moment:
 
 
 def _numbers(told: object) -> dict[str, float]:
-    if not isinstance(told, dict) or not all(
-        type(each) in (int, float) and 0 <= each < math.inf for each in told.values()
-    ):
+    if not _are_numbers(told):
         raise ValueError(f"expected numbers by method, not {str(told)[:100]!r}")
     return told
+
+
+def _are_numbers(told: object) -> TypeGuard[dict[str, float]]:
+    return isinstance(told, dict) and all(
+        type(each) in (int, float) and 0 <= each < math.inf for each in cast("dict[str, float]", told).values()
+    )
 
 
 def _counts(told: object) -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from fluster.actors.protocol.members import Member
 from fluster_bus.core.names import near
@@ -21,6 +21,7 @@ class Policy(Protocol):
 
     def choose(self, members: Sequence[Member], out: Mapping[str, int]) -> Member:
         """One of `members`, of which there is at least one. `out` counts the calls that each endpoint has."""
+        ...
 
 
 class RoundRobin:
@@ -106,7 +107,9 @@ def key_bytes(key: object) -> bytes:
 
 
 def _is_stable(key: object) -> bool:
-    return all(map(_is_stable, key)) if type(key) is tuple else type(key) in (str, bytes, int, bool)
+    if type(key) is tuple:
+        return all(map(_is_stable, cast("tuple[object, ...]", key)))
+    return type(key) in (str, bytes, int, bool)
 
 
 def _draw(endpoint_id: str, key: bytes) -> bytes:

@@ -43,7 +43,7 @@ class MapCalls:
 
     def fill(self) -> list[ActorFuture[Any]]:
         """Make as many calls as there is room for: their futures, in order."""
-        made = []
+        made: list[ActorFuture[Any]] = []
         while not self._is_exhausted and len(self._under_way) < self._max_out:
             self._is_exhausted = True  # and stays so if this raises
             for item in self._items:

@@ -120,7 +120,7 @@ class MessagesOut:
 
     def take_of_member(self, pool: PoolState, endpoint_id: str, concerns: Callable[[MessageOut], bool]) -> list[Call]:
         """The calls that a member has, of those messages that `concerns` says."""
-        taken = []
+        taken: list[Call] = []
         for number, message in list(self._out.items()):
             if message.pool is pool and concerns(message):
                 for key in [key for key in message.calls if message.endpoint_id(key) == endpoint_id]:
@@ -244,8 +244,12 @@ class BroadcastOut:
             if message is None:
                 self._wakes.append(wake)
         futures: list[Any] = [] if message is None else [call.ticket for call in list(message.calls.values())]
+
+        def on_done(_done: object) -> None:
+            wake()
+
         for future in futures:
-            future.add_done_callback(lambda _done: wake())
+            future.add_done_callback(on_done)
         if not futures and (message is not None or not self.missing):
             wake()
 

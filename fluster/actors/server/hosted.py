@@ -10,7 +10,7 @@ import pickle
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from types import CoroutineType
-from typing import Any
+from typing import Any, cast
 
 from fluster.actors.definition.context import ActorContext, Cancellation
 from fluster.actors.definition.definition import MethodInfo, methods_of, options_of
@@ -339,12 +339,13 @@ class HostedActor:
             self._finish_failed(call, group, started_ns, functions, error)
             return
         if info is not None and info.window is not None and isinstance(result, Generator | AsyncGenerator):
-            self._open_stream(call, group, info.window, result, functions)
+            self._open_stream(call, group, info.window, cast("Items", result), functions)
             return
         if not isinstance(result, CoroutineType):
             self._finish(call, group, started_ns, result, None)
             return
-        running = asyncio.run_coroutine_threadsafe(outcome_of(result, call.cancellation), self._actor_loop())
+        outcome = outcome_of(cast("Any", result), call.cancellation)
+        running = asyncio.run_coroutine_threadsafe(outcome, self._actor_loop())
 
         def finish(value: object, error: BaseException | None) -> None:
             if error is None:

@@ -154,7 +154,9 @@ class ActorServer:
         """
         in_main_thread = threading.current_thread() is threading.main_thread()
         # Before others can know of the actors, and tell them to end.
-        previous = signal.signal(signal.SIGTERM, lambda *_: self._ends.put(None)) if in_main_thread else None
+        previous = (
+            signal.signal(signal.SIGTERM, lambda _number, _frame: self._ends.put(None)) if in_main_thread else None
+        )
         serving = False
         try:
             self.serve_background()

@@ -9,7 +9,7 @@ import reprlib
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fluster_bus.core.names import JobId, check_name
 
@@ -57,7 +57,7 @@ def check_job_ids(value: object) -> list[JobId]:
 
     if isinstance(value, str | JobInfo) or not isinstance(value, Iterable):
         return [check_job_id(value)]
-    return [check_job_id(each) for each in value]
+    return [check_job_id(each) for each in cast("Iterable[object]", value)]
 
 
 def check_timeout(timeout: float | None) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, cast
 
 from pydantic import BeforeValidator, PlainSerializer
 
@@ -30,9 +30,10 @@ def check_counts(given: object) -> dict[str, float]:
     """`given` as {name: count}. Raises ValueError, which quotes what is wrong."""
     if not isinstance(given, Mapping):
         raise ValueError(f"invalid resources {_shown(given)}: expected {{name: count}}, such as {{'license': 1}}")
-    if len(given) > MAX_RESOURCES:
-        raise ValueError(f"{len(given)} resources are too many: give at most {MAX_RESOURCES}")
-    return {_checked_name(name): _checked_count(name, count) for name, count in given.items()}
+    counts = cast("Mapping[object, object]", given)
+    if len(counts) > MAX_RESOURCES:
+        raise ValueError(f"{len(counts)} resources are too many: give at most {MAX_RESOURCES}")
+    return {_checked_name(name): _checked_count(name, count) for name, count in counts.items()}
 
 
 def _checked_name(name: object) -> str:
@@ -107,8 +108,8 @@ def words(counts: Counts) -> tuple[str, ...]:
     return tuple(f"{name}: {number_text(count)}" for name, count in counts)
 
 
-def _read(value: Any) -> Any:
-    return as_counts(check_counts(value)) if isinstance(value, Mapping) else value
+def _read(value: object) -> object:
+    return as_counts(check_counts(cast("object", value))) if isinstance(value, Mapping) else value
 
 
 # On the wire it is what people write: {"license": 1.0}.

@@ -6,7 +6,7 @@ import os
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -33,7 +33,7 @@ class EnvironmentConfig(Message):
     read only, and lie below those that the worker's configuration names.
     """
 
-    model_config = ConfigDict(hide_input_in_errors=True)  # there may be secrets in it
+    model_config: ClassVar[ConfigDict] = ConfigDict(hide_input_in_errors=True)  # there may be secrets in it
 
     workspace: str | Path | None = None
     cwd: str | None = Field(default=None, min_length=1, max_length=4_096)

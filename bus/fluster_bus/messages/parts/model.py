@@ -93,7 +93,7 @@ class Message(BaseModel, **_CALLED):
 
     # Only a model that allows unknown fields writes them again; `_no_unknown_here` keeps them to what arrives.
     # Numbers that JSON does not have are refused: they would be written as null, which no reader takes.
-    model_config = ConfigDict(
+    model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True, extra="allow", ser_json_bytes="base64", val_json_bytes="base64", allow_inf_nan=False
     )
 

@@ -126,11 +126,9 @@ Size = Annotated[int, BeforeValidator(parse_size), Field(ge=0, le=1 << 60)]
 class _DeviceConfig(Message):
     """A device tells its kind even when that is its default: the reader goes by it."""
 
-    kind: str
-
     @model_serializer(mode="wrap")
     def _tell_kind(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {"kind": self.kind, **write(self)}
+        return {"kind": vars(self)["kind"], **write(self)}  # each kind of device has a type of its own for it
 
 
 class CpuConfig(_DeviceConfig):
@@ -152,7 +150,7 @@ class CpuConfig(_DeviceConfig):
 class GpuConfig(_DeviceConfig):
     """GPUs of one model on one machine; `variant="any"` takes whichever there is."""
 
-    by_position: ClassVar = ("variant", "count")
+    by_position: ClassVar[tuple[str, ...]] = ("variant", "count")
     kind: Literal["gpu"] = "gpu"
     variant: str = "any"
     count: int = Field(default=1, ge=1, le=1024)
@@ -176,7 +174,7 @@ class GpuConfig(_DeviceConfig):
 class TpuConfig(_DeviceConfig):
     """A TPU slice such as `v5litepod-16`, of one or several VMs."""
 
-    by_position: ClassVar = ("variant",)
+    by_position: ClassVar[tuple[str, ...]] = ("variant",)
     kind: Literal["tpu"] = "tpu"
     variant: str
 
