@@ -20,7 +20,7 @@ class TcpStream(Transport):
         self._writer: asyncio.StreamWriter | None = None
         self._heard = False
         self.leaving = False
-        """Whether the client closes: what can no longer be sent is dropped then, and is no error."""
+        """Whether the client closes: what can no longer be sent is then dropped without an error."""
 
     # ---- life ---------------------------------------------------------------------------------------------
 
