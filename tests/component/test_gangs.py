@@ -103,8 +103,12 @@ async def test_all_start_with_one_go_and_the_address_of_the_first(
     workers = [await start_worker(f"w{each}") for each in range(2)]
     workers[1].may_prepare.clear()
     job_id = await cluster.launch(_gang(4))
-    await wait_until_async(lambda: sum(len(worker.held) for worker in workers) == 4)
-    assert "gang is being gathered: 4 of 4 tasks are held" in await cluster.explain(job_id)
+
+    async def all_are_held() -> bool:  # as the controller has heard, which is after the workers hold them
+        return "gang is being gathered: 4 of 4 tasks are held" in await cluster.explain(job_id)
+
+    await wait_until_async(all_are_held)
+    assert sum(len(worker.held) for worker in workers) == 4
     assert (await cluster.poll(job_id)).status is JobStatus.BUILDING
     assert [worker.went for worker in workers] == [[], []], "nothing starts while one is not ready"
     workers[1].may_prepare.set()
