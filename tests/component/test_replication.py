@@ -87,6 +87,21 @@ async def test_copies_are_not_given_up_while_a_server_is_away(tmp_path: Path) ->
             assert await _copies(bus) == {3}
 
 
+async def test_copies_are_not_given_up_as_a_server_comes_back(tmp_path: Path) -> None:
+    """For a moment the others know that it is there, and not yet that it keeps streams."""
+    with group_of_servers(tmp_path) as group:
+        async with _connected(group) as first:
+            await _formed(first)
+            follower = await _follower(first)
+        async with _connected(group, (follower + 1) % 3) as bus:
+            for namespace in ("a", "b"):
+                group.servers[follower].terminate()
+                group.servers[follower].wait()
+                group.start(follower)
+                await ensure_namespaces(bus, [namespace])
+                assert await _copies(bus) == {3}
+
+
 async def test_what_is_made_is_there_for_this_connection_and_for_one_that_finds_it(tmp_path: Path) -> None:
     """A server learns that a stream is made before it learns where it is reached, now and then."""
     stream = buckets.bucket_stream(buckets.CONTROLLERS_BUCKET)

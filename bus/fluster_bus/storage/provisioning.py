@@ -56,7 +56,9 @@ Answer = TypeVar("Answer")
 _CREATE_TIMEOUT_S = 10.0
 _NAME_IN_USE = 10058  # of the server: "stream name already in use with a different configuration"
 _ANSWER_S = 2.0  # what was asked while no server of a group led is answered by none
-_STATISTICS_S = 12.0  # servers of a group tell each other each 10 s what they have set aside
+_STATISTICS_S = (
+    12.0  # each 10 s servers of a group tell each other that they keep streams, and what is set aside for them
+)
 _ANY = Replication()
 
 # ---- making them ----------------------------------------------------------------------------------------
@@ -102,17 +104,26 @@ async def _beside_others(attempt: Callable[[], Awaitable[Answer]]) -> Answer:
     return await retried(lambda _left_s: attempt(), on=(_MadeMeanwhileError,), timeout_s=_CREATE_TIMEOUT_S)
 
 
-async def _on_enough(replication: Replication, attempt: Callable[[int], Awaitable[Answer]]) -> Answer:
-    """What `attempt(replicas)` returns for the largest number for which there are servers enough. Raises TooFewServersError, StorageError."""
+async def _on_enough(
+    replication: Replication, attempt: Callable[[int], Awaitable[Answer]], *, patience_s: float = 0.0
+) -> Answer:
+    """What `attempt(replicas)` returns for the largest number for which there are servers enough within `patience_s`.
+
+    Raises TooFewServersError, StorageError.
+    """
+
+    async def tried(replicas: int) -> Answer:
+        return await retried(lambda _left_s: attempt(replicas), on=(TooFewServersError,), timeout_s=patience_s)
+
     *first, last = replication.tried
     for replicas in first:
         try:
-            return await attempt(replicas)
+            return await tried(replicas)
         except (StorageTimeoutError, _MadeMeanwhileError):
             raise  # that says nothing of how many servers there are
         except StorageError as error:
             log.info("streams get fewer copies than %d: %s", replicas, error)
-    return await attempt(last)
+    return await tried(last)
 
 
 async def ensure_namespace(bus: Bus, namespace: str, bounds: NamespaceBounds | None = None) -> None:
@@ -137,9 +148,14 @@ async def ensure_namespaces(
     each namespace. Raises TooFewServersError, StorageError.
     """
     found = bounds or NamespaceBounds()
+    # Where the system's streams have copies there are servers enough. While one of them comes back, the others know for a
+    # moment that it is there, and not yet that it keeps streams.
+    patience_s = _STATISTICS_S if await _system_copies(bus) > 1 else 0.0
     return await _beside_others(
         lambda: _on_enough(
-            replication, lambda replicas: _divide(bus, namespaces, found, replicas, replication, beside=beside)
+            replication,
+            lambda replicas: _divide(bus, namespaces, found, replicas, replication, beside=beside),
+            patience_s=patience_s,
         )
     )
 
@@ -388,6 +404,11 @@ async def _make(
             raise why from error
 
     return await retried(lambda _left_s: _patiently(make, failed), on=(NoRoomError,), timeout_s=room_patience_s)
+
+
+async def _system_copies(bus: Bus) -> int:
+    info = await _info(bus, buckets.SUBMIT_STREAM)
+    return (info.config.num_replicas or 1) if info is not None else 1
 
 
 async def _is_group(bus: Bus) -> bool:
