@@ -1,1 +1,1 @@
-../fluster/demo/stdlib_index.py
+../fluster/demo.py

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from docker.errors import DockerException
 
-from fluster_services.worker.engine.engine import EngineError, find_api_version
+from fluster_services.worker.engine import EngineError, find_api_version
 from tests import optional
 from tests.docker_image import ImageError, cache_folder, image_name, root_tar
 from tests.waiting import wait_until

@@ -17,7 +17,7 @@ from fluster.cli.common.options import Options
 from fluster.cli.common.output import size, write, write_json, write_table
 
 if TYPE_CHECKING:
-    from fluster_bus.backups.folder import Manifest
+    from fluster_bus.backups.contents import Manifest
     from fluster_bus.backups.making import BackupProgress
     from fluster_bus.connection.bus import Bus
 
@@ -53,7 +53,7 @@ def show(
     Try:
       fluster backup show backups/monday --check
     """
-    from fluster_bus.backups.folder import check_files, read_manifest
+    from fluster_bus.backups.contents import check_files, read_manifest
 
     manifest = read_manifest(folder)
     if check:

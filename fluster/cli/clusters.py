@@ -41,7 +41,7 @@ def demo(
     Try:
       fluster demo --find open
     """
-    from fluster.demo import stdlib_index
+    from fluster import demo as stdlib_index
 
     if not stdlib_index.run(find, workers, limit_files):
         raise typer.Exit(ExitCode.FAILED)

@@ -118,7 +118,7 @@ class LocalDaemons:
             from fluster_bus.messages import Namespace
             from fluster_services.controller.__main__ import run_controller
             from fluster_services.controller.controller import ControllerConfig
-            from fluster_services.controller.namespaces.namespace_reconciler import LocalUsers
+            from fluster_services.controller.namespace_reconciler import LocalUsers
 
             config = ControllerConfig(
                 address=self._server.credentials(Role.SERVICE),
@@ -142,7 +142,7 @@ class LocalDaemons:
             from fluster_bus.messages import WorkerId
             from fluster_services.worker.__main__ import run_worker
             from fluster_services.worker.contract.config import WorkerConfig, program_environment
-            from fluster_services.worker.engine.engine import choose_containers
+            from fluster_services.worker.engine import choose_containers
             from fluster_services.worker.gpus.inventory import MASK_VARIABLE, mask_style
             from fluster_services.worker.gpus.locks import FOLDER_VARIABLE
 

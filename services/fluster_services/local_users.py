@@ -6,7 +6,7 @@ The supervisor has the server. Controllers write wishes, a line each, into a pip
 
 and see that one is fulfilled by the file with the credentials of the namespace's jobs, which the server takes from then on. From the
 folder of these files workers know which namespaces they serve. Which were added stands in a file, for the cluster's next start.
-The controllers' end is in `controller/namespaces/namespace_reconciler.py`.
+The controllers' end is in `controller/namespace_reconciler.py`.
 """
 
 from __future__ import annotations

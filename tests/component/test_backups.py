@@ -16,7 +16,7 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster_bus.access.address import BusAddress
-from fluster_bus.backups.folder import MANIFEST_FILE, data_file, read_manifest
+from fluster_bus.backups.contents import MANIFEST_FILE, data_file, read_manifest
 from fluster_bus.backups.lead import RestoringLead
 from fluster_bus.backups.making import BackupProgress, make_backup, stream_names
 from fluster_bus.backups.restoring import restore_backup

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fluster_services.worker.engine.engine import EngineError
+from fluster_services.worker.engine import EngineError
 from fluster_services.worker.environments import build_request
 from fluster_services.worker.environments.build_request import build_image
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fluster_services.worker.engine.engine import EngineError, connect, find_api_version, told
+from fluster_services.worker.engine import EngineError, connect, find_api_version, told
 
 
 @pytest.mark.parametrize("is_left", [False, True], ids=["no socket", "a socket that nobody listens at"])

@@ -20,7 +20,7 @@ from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.registry import Registry
 from fluster_bus.storage.streams import endpoint_key
 from fluster_bus.storage.tables import Deleted, Row
-from fluster_services.controller.answers import endpoint_requests
+from fluster_services.controller.answers import service
 from fluster_services.controller.sweeps.endpoint_index import EndpointIndex
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, job_request
@@ -91,7 +91,7 @@ async def test_an_answer_holds_no_more_of_a_registry_than_is_bounded(
     controller: RunningController,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(endpoint_requests, "_MAX_ENDPOINTS_BYTES", 20_000)
+    monkeypatch.setattr(service, "_MAX_ENDPOINTS_BYTES", 20_000)
     bus = await connect_bus(own_server, Role.JOB, NS)
     registry = Registry(bus, NS)
     for number in range(100):

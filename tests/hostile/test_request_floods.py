@@ -34,7 +34,7 @@ from fluster_services import job_lifecycle
 from fluster_services.config import LOCAL_TIMING
 from fluster_services.controller.answers import request_lines
 from fluster_services.controller.answers.request_lines import LineLimits
-from fluster_services.job_info import job_info
+from fluster_services.job_lifecycle import job_info
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, job_request
 from tests.waiting import wait_until_async

@@ -9,7 +9,7 @@ import cramjam
 import pytest
 
 from fluster_bus.backups.archive import ArchiveWriter, StoredMessage, goes_on_after, header_block
-from fluster_bus.backups.parts import ALIVE_ONLY, KINDS, plan, restoring_order
+from fluster_bus.backups.contents import ALIVE_ONLY, KINDS, plan, restoring_order
 from fluster_bus.core import buckets
 from fluster_bus.core.stream_bounds import MAX_BUDGET_BYTES, SHARES, NamespaceBounds, shares
 from fluster_bus.storage.stream_configs import namespace_streams, system_streams
@@ -24,7 +24,7 @@ STREAMS = [*(str(each.config.name) for each in system_streams()), *OF_NAMESPACES
 
 
 def test_each_stream_of_a_cluster_is_in_its_backup_or_is_said_to_live_with_its_writers() -> None:
-    """A stream that is new has to be put into one of the lists in parts.py, and into docs/how-to/backups.md."""
+    """A stream that is new has to be put into one of the lists in contents.py, and into docs/how-to/backups.md."""
     planned = plan([*STREAMS, buckets.ROOM_STREAM, "OTHERS"])
     assert {part.stream for part in planned.parts} == set(STREAMS) - set(ALIVE_ONLY)
     assert planned.left_out == ("OTHERS",)

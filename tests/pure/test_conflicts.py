@@ -29,7 +29,7 @@ from fluster_services.controller.state.conflicts import (
 )
 from fluster_services.controller.state.job_index import JobIndex, JobKey, record_key
 from fluster_services.controller.state.reconcile import next_records
-from fluster_services.job_info import job_info
+from fluster_services.job_lifecycle import job_info
 from tests.pure.test_job_index import NS, job_record, row
 
 S, F, K, W = JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.KILLED, JobStatus.WORKER_FAILED

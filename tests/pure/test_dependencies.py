@@ -16,7 +16,7 @@ from fluster_services.controller.state.reconcile import (
     unknown_dependency,
     waits_for,
 )
-from fluster_services.job_info import job_info
+from fluster_services.job_lifecycle import job_info
 from tests.pure.test_job_index import NS, job_record, row
 
 S, F, K = JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.KILLED

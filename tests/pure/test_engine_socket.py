@@ -9,7 +9,7 @@ import inspect
 
 from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixHTTPConnectionPool
 
-from fluster_services.worker.engine.engine_socket import EngineSocket
+from fluster_services.worker.engine_socket import EngineSocket
 
 
 def test_a_pool_makes_its_connections_by_the_method_that_is_replaced() -> None:

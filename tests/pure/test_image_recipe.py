@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fluster_bus.messages import EnvironmentConfig
 from fluster_services.worker.contract.faults import BuildOutput
-from fluster_services.worker.engine.engine import EngineError
+from fluster_services.worker.engine import EngineError
 from fluster_services.worker.environments.build_request import write_context
 from fluster_services.worker.environments.environment_images import _add, _reason
 from fluster_services.worker.environments.environments import Needs, read_needs

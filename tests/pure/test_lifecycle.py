@@ -20,7 +20,7 @@ from fluster_bus.messages import (
 )
 from fluster_bus.messages.records import KEPT_TRANSITIONS
 from fluster_services import job_lifecycle, lifecycle
-from fluster_services.job_info import job_info
+from fluster_services.job_lifecycle import job_info
 
 WORKERS = (WorkerId("w1"), WorkerId("w2"))
 ENDS = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.KILLED, JobStatus.WORKER_FAILED)

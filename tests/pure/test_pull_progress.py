@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fluster_services.worker.engine.images import PullProgress
+from fluster_services.worker.engine_images import PullProgress
 
 MIB = 1 << 20
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fluster.demo import stdlib_index
-from fluster.demo.stdlib_index import Shard, parse, ranking, shard_of, standard_library
+from fluster import demo as stdlib_index
+from fluster.demo import Shard, parse, ranking, shard_of, standard_library
 
 
 def _file(folder: Path, name: str, content: bytes) -> str:

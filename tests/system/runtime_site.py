@@ -24,7 +24,7 @@ from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.contract.container import STATE_LABEL
 from fluster_services.worker.contract.runtime import Exited
 from fluster_services.worker.contract.spool import SpoolRecord
-from fluster_services.worker.engine.engine import find_api_version
+from fluster_services.worker.engine import find_api_version
 from fluster_services.worker.keeper.template import TemplateHandle
 from fluster_services.worker.runtimes.docker_runtime import DockerRuntime
 from fluster_services.worker.runtimes.process_runtime import ProcessRuntime

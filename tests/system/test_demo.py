@@ -47,7 +47,7 @@ def test_it_reports_and_its_counts_are_right() -> None:
 def test_it_fails_when_the_counts_differ() -> None:
     script = """
 from fluster.cli import main
-from fluster.demo import stdlib_index
+from fluster import demo as stdlib_index
 
 correct = stdlib_index.in_one_process
 stdlib_index.in_one_process = lambda paths, find: correct(paths[1:], find)

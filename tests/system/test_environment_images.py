@@ -17,7 +17,7 @@ import pytest
 from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.contract.container import OWN_MINOR
 from fluster_services.worker.contract.faults import BuildError, BuildOutput
-from fluster_services.worker.engine.engine import EngineError, find_api_version
+from fluster_services.worker.engine import EngineError, find_api_version
 from fluster_services.worker.environments import environment_images
 from fluster_services.worker.environments.environment_images import EnvironmentImages
 from fluster_services.worker.environments.environments import Needs

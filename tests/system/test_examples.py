@@ -59,7 +59,7 @@ def test_stdlib_index_as_a_script(tmp_path: Path) -> None:
 
 
 def test_the_demo_is_the_example() -> None:
-    from fluster.demo import stdlib_index
+    from fluster import demo as stdlib_index
 
     assert (ROOT / "examples/stdlib_index.py").resolve() == Path(stdlib_index.__file__)
 

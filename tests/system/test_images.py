@@ -9,8 +9,8 @@ from docker.errors import NotFound
 
 from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.contract.faults import is_workers_fault
-from fluster_services.worker.engine.engine import EngineError, find_api_version
-from fluster_services.worker.engine.images import Images
+from fluster_services.worker.engine import EngineError, find_api_version
+from fluster_services.worker.engine_images import Images
 from tests.docker_engine import Engine, OwnEngine
 from tests.system.image_registry import running_registry
 from tests.waiting import wait_until_async

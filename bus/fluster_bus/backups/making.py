@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from fluster_bus.backups.archive import ArchiveWriter, goes_on_after
-from fluster_bus.backups.folder import (
+from fluster_bus.backups.contents import (
     MANIFEST_FILE,
     BackedUpStream,
     Manifest,
+    Part,
     config_file,
     data_file,
     digest_of,
+    plan,
     private_file,
     whole_folder,
 )
-from fluster_bus.backups.parts import Part, plan
 from fluster_bus.backups.stream_reader import StreamReader
 from fluster_bus.core import server_subjects
 from fluster_bus.core.errors import BackupError, NoRespondersError

@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING
 import nats.js.errors
 
 from fluster_bus.backups.archive import ArchiveSender
-from fluster_bus.backups.folder import BackedUpStream, Manifest, check_files, data_file, read_manifest
+from fluster_bus.backups.contents import (
+    ALIVE_ONLY,
+    BackedUpStream,
+    Manifest,
+    Part,
+    check_files,
+    data_file,
+    plan,
+    read_manifest,
+    restoring_order,
+)
 from fluster_bus.backups.lead import RestoringLead
 from fluster_bus.backups.making import BackupProgress, stream_names
-from fluster_bus.backups.parts import ALIVE_ONLY, Part, plan, restoring_order
 from fluster_bus.backups.stream_reader import stream_told
 from fluster_bus.core import buckets, server_subjects
 from fluster_bus.core.errors import BackupError, StorageError

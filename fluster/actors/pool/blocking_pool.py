@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
@@ -16,7 +17,7 @@ from fluster.actors.results.maps import MAX_OUT, MapResults, UnorderedMapResults
 from fluster.cluster import Cluster
 from fluster.cluster.blocking_methods import blocking, blocking_iterator
 from fluster.errors import ActorNotFoundError, ForkedError
-from fluster_bus.core.errors import ClosedError
+from fluster_bus.core.errors import ClosedError, FlusterError
 from fluster_bus.core.names import near
 from fluster_bus.messages import JobId
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from fluster.cluster.portal import Portal
 
 T_co = TypeVar("T_co", covariant=True)
+
+_PATIENCE_S = 2.0  # to show a pool must not wait for a cluster that does not answer
 
 
 class ActorPool(Generic[T_co]):
@@ -69,13 +72,11 @@ class ActorPool(Generic[T_co]):
 
     def _repr_html_(self) -> str:
         """What notebooks show: its members, asked for now."""
-        from fluster.actors.pool.members_view import live_view, still_view
-
         heading = f"ActorPool {self.name}"
         try:
-            return self.portal.run(live_view, heading, self.asynchronous)
+            return self.portal.run(_live_view, heading, self.asynchronous)
         except (ClosedError, ForkedError) as error:
-            return still_view(heading, error)
+            return _still_view(heading, error)
 
     def __getattr__(self, name: str) -> NoReturn:
         asynchronous = vars(self).get("asynchronous")
@@ -197,3 +198,27 @@ class FixedResolver:
         if name not in self._members:
             raise ActorNotFoundError(f"no address was given for {name!r}{near(name, self._members)}")
         return ActorPool(self._cluster, name, fixed=self._members[name])
+
+
+def _still_view(heading: str, state: object) -> str:
+    """HTML of a pool of which no more is known."""
+    from fluster_bus.messages.notebook import view  # which only notebooks need
+
+    return view(heading, {"state": state})
+
+
+async def _live_view(heading: str, pool: AsyncActorPool[object]) -> str:
+    """HTML of a pool and its members, if the cluster answers soon."""
+    from fluster_bus.messages.notebook import table, view
+
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            members = await pool.members()
+    except (FlusterError, TimeoutError) as error:
+        return _still_view(heading, f"unknown: {str(error) or f'nothing came in {_PATIENCE_S:g} s'}")
+    columns = ("member", "state", "worker", "job", "restarts", "last error")
+    return view(heading, {"members": f"{len(members):,}"}, table(columns, [*map(_row, members)]))
+
+
+def _row(member: Member) -> tuple[object, ...]:
+    return member.endpoint_id, member.state, member.worker_id, member.job_id, member.restarts, member.last_error

@@ -37,9 +37,8 @@ from fluster_services.controller.answers.service import ControllerService
 from fluster_services.controller.leading.event_log import EventLog
 from fluster_services.controller.leading.record_writer import RecordWriter
 from fluster_services.controller.leading.seat import Seat, wait_no_restore
-from fluster_services.controller.namespaces.namespace_reconciler import NamespaceReconciler, ServerUsers
-from fluster_services.controller.namespaces.namespaces import NamespaceSet
-from fluster_services.controller.namespaces.store_room import JobRooms, StoreSetup
+from fluster_services.controller.namespace_reconciler import NamespaceReconciler, ServerUsers
+from fluster_services.controller.namespaces import NamespaceSet
 from fluster_services.controller.reconciler import Reconciler
 from fluster_services.controller.scheduling.gangs import Gangs
 from fluster_services.controller.scheduling.offers import Offers
@@ -50,6 +49,7 @@ from fluster_services.controller.state.job_index import JobIndex, JobKey
 from fluster_services.controller.state.liveness import Liveness
 from fluster_services.controller.state.reports import ProgressBoard, VMTroubles
 from fluster_services.controller.state.worker_index import WorkerIndex
+from fluster_services.controller.store_room import JobRooms, StoreSetup
 from fluster_services.controller.submissions.intake import Intake, settle_lost_submissions
 from fluster_services.controller.sweeps.owners import Owners
 from fluster_services.controller.sweeps.registry_sweep import RegistrySweep

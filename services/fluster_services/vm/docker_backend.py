@@ -31,8 +31,8 @@ from fluster_services.vm.machine import setup_line
 from fluster_services.vm.sizes import GpuStock, sized, usual_size
 from fluster_services.worker.contract.config import ContainerSettings, WorkerConfig
 from fluster_services.worker.contract.container import given_libraries, is_in_or_around, own_libraries, secret_places
-from fluster_services.worker.engine.engine import EngineError, asked, find_api_version
-from fluster_services.worker.engine.images import Images
+from fluster_services.worker.engine import EngineError, asked, find_api_version
+from fluster_services.worker.engine_images import Images
 from fluster_services.worker.environments.interpreters import without_interpreters_own
 from fluster_services.worker.presence.detection import find_gpus
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fluster_services.vm.backend import VMError
 from fluster_services.vm.container import VMContainer, create_body, folders_tar
 from fluster_services.worker.contract.container import NO_GPUS, OWN_MINOR
-from fluster_services.worker.engine.engine import EngineError, NotThereError, connect, told
+from fluster_services.worker.engine import EngineError, NotThereError, connect, told
 
 if TYPE_CHECKING:
     import docker

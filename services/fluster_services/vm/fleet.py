@@ -31,7 +31,7 @@ from fluster_services.vm.backend import (
     VMTimeoutError,
 )
 from fluster_services.worker.contract.faults import LaunchError
-from fluster_services.worker.engine.engine import asked
+from fluster_services.worker.engine import asked
 
 log = logging.getLogger(__name__)
 

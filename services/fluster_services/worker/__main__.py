@@ -21,7 +21,7 @@ from fluster_services.config import DaemonLogs, Timing
 from fluster_services.daemon import address_from_environment, run_daemon
 from fluster_services.settings import SettingError, read_settings, read_worker_limits, refusing
 from fluster_services.worker.contract.config import ContainerSettings, WorkerConfig, parse_ulimits
-from fluster_services.worker.engine.engine import EngineError, choose_containers, find_api_version
+from fluster_services.worker.engine import EngineError, choose_containers, find_api_version
 from fluster_services.worker.gpus.inventory import MASK_STYLES, MASK_VARIABLE
 from fluster_services.worker.gpus.locks import FOLDER_VARIABLE
 from fluster_services.worker.keeper.template import start_template

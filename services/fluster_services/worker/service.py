@@ -46,7 +46,7 @@ from fluster_services.worker.attempts.claims import Claims
 from fluster_services.worker.attempts.ledger import Ledger
 from fluster_services.worker.contract.runtime import RunningTask, Runtime
 from fluster_services.worker.contract.spool import SpoolRecord
-from fluster_services.worker.engine.engine import EngineError
+from fluster_services.worker.engine import EngineError
 from fluster_services.worker.presence.presence import Draining
 from fluster_services.worker.presence.wellness import Wellness
 from fluster_services.worker.stacks import Stacks

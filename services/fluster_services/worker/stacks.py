@@ -17,7 +17,7 @@ from typing import Any
 from fluster_bus.core.errors import ServiceError
 from fluster_bus.messages.stacks import ProcessStack, StackFrame, ThreadStack
 from fluster_services.worker.contract.runtime import RunningTask
-from fluster_services.worker.engine.engine import asked, container_pid
+from fluster_services.worker.engine import asked, container_pid
 from fluster_services.worker.linux.processes import descendants, find_program
 
 _PROCESSES = 16  # of a task; the first ones

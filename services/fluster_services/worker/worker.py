@@ -41,7 +41,7 @@ from fluster_services.worker.attempts.pumps import ProgressPump
 from fluster_services.worker.attempts.run_requests import RunRequests
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.runtime import Runtime
-from fluster_services.worker.engine.images import Images
+from fluster_services.worker.engine_images import Images
 from fluster_services.worker.gpus.allocator import GpuAllocator
 from fluster_services.worker.gpus.holders import sees_all_processes
 from fluster_services.worker.gpus.reader import GpuReader

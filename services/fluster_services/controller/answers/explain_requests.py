@@ -13,7 +13,7 @@ from fluster_services.controller.scheduling.explain import explain
 from fluster_services.controller.scheduling.order import position_of
 from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.reconcile import waits_for
-from fluster_services.job_info import job_status
+from fluster_services.job_lifecycle import job_status
 
 if TYPE_CHECKING:
     from fluster_services.controller.scheduling.dispatch import Dispatch

@@ -40,7 +40,7 @@ from fluster_services import job_lifecycle
 from fluster_services.controller.answers.requests import Pace, present_pace
 from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.slim_records import is_left, is_slim_end, is_slim_error
-from fluster_services.job_info import job_status, job_summary, task_statuses
+from fluster_services.job_lifecycle import job_status, job_summary, task_statuses
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus

@@ -28,16 +28,16 @@ from fluster_bus.messages.namespaces import (
 )
 from fluster_bus.storage.provisioning import used_bytes
 from fluster_services.controller.answers.requests import present_pace
-from fluster_services.job_info import job_status
+from fluster_services.job_lifecycle import job_status
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
     from fluster_services.controller.answers.requests import Requests
     from fluster_services.controller.leading.seat import Seat
-    from fluster_services.controller.namespaces.namespace_reconciler import NamespaceReconciler, ServerUsers
-    from fluster_services.controller.namespaces.namespaces import NamespaceSet as Namespaces
-    from fluster_services.controller.namespaces.store_room import StoreSetup
+    from fluster_services.controller.namespace_reconciler import NamespaceReconciler, ServerUsers
+    from fluster_services.controller.namespaces import NamespaceSet as Namespaces
     from fluster_services.controller.state.job_index import JobIndex
+    from fluster_services.controller.store_room import StoreSetup
 
 _ANSWERED_S = 1.0  # by then it is said how far it is: who asks sends the request again, to learn when it is done
 _TRIES = 20  # of those who change a namespace at the same time, each try lets one through

@@ -1,20 +1,23 @@
-"""Answers what clients ask the controller."""
+"""Answers what clients ask the controller, and itself what they ask about endpoints."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from fluster_bus.connection.bus import Bus, Request
 from fluster_bus.connection.services_api import Announcement, ServedEndpoint
 from fluster_bus.connection.serving import Answer
 from fluster_bus.core import subjects
-from fluster_bus.core.errors import BusyError, ServiceError, WireVersionError
+from fluster_bus.core.errors import BusyError, MessageTooLargeError, ServiceError, WireVersionError
 from fluster_bus.core.stream_bounds import object_limits
 from fluster_bus.core.version import VERSION
 from fluster_bus.messages import (
     Done,
     Endpoint,
+    EndpointList,
     EndpointQuery,
     ExplainRequest,
     FlushRequest,
@@ -36,8 +39,8 @@ from fluster_bus.messages.parts.wire_range import SPOKEN, why_apart
 from fluster_bus.messages.stacks import TaskStackRequest
 from fluster_bus.messages.workers import JoinRequest
 from fluster_bus.storage.objects import MAX_OBJECT_BYTES
+from fluster_bus.storage.registry import Registry
 from fluster_bus.storage.stored_messages import drop_calls
-from fluster_services.controller.answers.endpoint_requests import EndpointRequests
 from fluster_services.controller.answers.joining import join_line
 from fluster_services.controller.answers.requests import Requests, present_pace
 
@@ -50,10 +53,14 @@ if TYPE_CHECKING:
     from fluster_services.controller.answers.joining import Joining
     from fluster_services.controller.answers.namespace_requests import NamespaceRequests
     from fluster_services.controller.leading.seat import Seat
-    from fluster_services.controller.namespaces.namespaces import NamespaceSet
-    from fluster_services.controller.namespaces.store_room import StoreSetup
+    from fluster_services.controller.namespaces import NamespaceSet
     from fluster_services.controller.scheduling.worker_monitor import WorkerMonitor
+    from fluster_services.controller.store_room import StoreSetup
     from fluster_services.controller.sweeps.owners import Owners
+
+# What one answer has of a registry, and how many such answers of a namespace are made at once: an endpoint in memory takes
+# some ten times as much as its JSON.
+_MAX_ENDPOINTS_BYTES, _READ_AT_ONCE = 4 << 20, 2
 
 
 class ControllerService:
@@ -192,3 +199,41 @@ class ControllerService:
             workers.append(status if request.nodes else status.without_node())
             await pace.step()
         return WorkerList(workers=tuple(workers))
+
+
+class EndpointRequests:
+    """Registers, removes and finds endpoints, on the connection of the requests."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._readers: defaultdict[Namespace, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_READ_AT_ONCE))
+
+    async def register(self, namespace: Namespace, endpoint: Endpoint) -> Endpoint:
+        if endpoint.namespace != namespace:
+            raise ServiceError(
+                "WrongNamespace", f"endpoint of namespace {endpoint.namespace!r}, sent to {namespace!r}: send it there"
+            )
+        return await Registry(self._bus, namespace).register(endpoint)
+
+    async def unregister(self, namespace: Namespace, request: UnregisterRequest) -> Done:
+        registry = Registry(self._bus, namespace)
+        endpoint = await registry.find(request.endpoint_id)
+        if endpoint is not None:
+            await registry.unregister(endpoint)
+        return Done()
+
+    async def lookup(self, namespace: Namespace, query: EndpointQuery) -> EndpointList:
+        registry, pace = Registry(self._bus, namespace), present_pace()
+        found: list[Endpoint] = []
+        size = 0
+        async with self._readers[namespace], aclosing(registry.found(query.name, prefix=query.prefix)) as endpoints:
+            async for endpoint in endpoints:
+                await pace.step()
+                found.append(endpoint)
+                size += len(endpoint.to_json())
+                if size > _MAX_ENDPOINTS_BYTES:
+                    raise MessageTooLargeError(
+                        f"namespace {namespace!r} has more endpoints than an answer holds ({_MAX_ENDPOINTS_BYTES >> 20} MiB): "
+                        "ask for those of one name"
+                    )
+        return EndpointList(endpoints=tuple(found))

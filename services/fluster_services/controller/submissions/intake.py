@@ -61,10 +61,10 @@ if TYPE_CHECKING:
     from fluster_services.controller.leading.event_log import EventLog
     from fluster_services.controller.leading.record_writer import RecordTables, RecordWriter
     from fluster_services.controller.leading.seat import Seat
-    from fluster_services.controller.namespaces.namespaces import NamespaceSet
-    from fluster_services.controller.namespaces.store_room import JobRooms
+    from fluster_services.controller.namespaces import NamespaceSet
     from fluster_services.controller.state.dirty_jobs import DirtyJobs
     from fluster_services.controller.state.job_index import JobIndex
+    from fluster_services.controller.store_room import JobRooms
     from fluster_services.controller.sweeps.owners import Owners
     from fluster_services.controller.sweeps.retention import RecordSweep
 

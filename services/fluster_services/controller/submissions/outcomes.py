@@ -23,7 +23,7 @@ from fluster_bus.core.errors import (
 )
 from fluster_bus.core.names import check_name
 from fluster_bus.messages import JobId, RefusedJob
-from fluster_services.controller.namespaces.store_room import NoRoomForJobError
+from fluster_services.controller.store_room import NoRoomForJobError
 
 if TYPE_CHECKING:
     from fluster_bus.storage.submissions import Submission

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from fluster_services.config import RecordLimits
     from fluster_services.controller.leading.record_writer import RecordTables
     from fluster_services.controller.leading.seat import Seat
-    from fluster_services.controller.namespaces.store_room import JobRooms
     from fluster_services.controller.state.job_index import JobIndex
+    from fluster_services.controller.store_room import JobRooms
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from fluster_services.worker.attempts.starting import Starter, leaving_before_th
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.faults import WorkerFaultError
 from fluster_services.worker.contract.runtime import RunningTask, Runtime
-from fluster_services.worker.engine.images import Images
+from fluster_services.worker.engine_images import Images
 from fluster_services.worker.gpus.allocator import GpuAllocator
 from fluster_services.worker.presence.presence import Presence
 from fluster_services.worker.presence.wellness import Wellness

@@ -11,8 +11,8 @@ from fluster_bus.messages import WorkerId
 from fluster_services.worker.attempts.ledger import Ledger
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.runtime import RunningTask
-from fluster_services.worker.engine.engine import has_container
-from fluster_services.worker.engine.images import Images
+from fluster_services.worker.engine import has_container
+from fluster_services.worker.engine_images import Images
 from fluster_services.worker.gpus.allocator import GpuAllocator, GpuLease
 from fluster_services.worker.gpus.holders import Holder
 from fluster_services.worker.gpus.locks import GpuTakenError

@@ -16,7 +16,7 @@ from fluster_services.config import WorkerLimits
 from fluster_services.worker.contract.attempt_directory import LaunchSpec
 from fluster_services.worker.contract.container import OWN_MINOR
 from fluster_services.worker.contract.faults import LaunchError
-from fluster_services.worker.engine.images import Images
+from fluster_services.worker.engine_images import Images
 from fluster_services.worker.environments.environment_images import EnvironmentImages
 from fluster_services.worker.environments.environments import (
     Environments,

@@ -30,7 +30,7 @@ from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.faults import BuildError, LaunchError
 from fluster_services.worker.contract.outcome import Outcome, gpu_taken
 from fluster_services.worker.contract.runtime import RunningTask, Runtime
-from fluster_services.worker.engine.images import Images
+from fluster_services.worker.engine_images import Images
 from fluster_services.worker.gpus.allocator import DRIVER_FILE
 from fluster_services.worker.gpus.locks import GpuTakenError
 from fluster_services.worker.keeper.template import TemplateDiedError

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from urllib.parse import urlencode
 
-from fluster_services.worker.engine.engine import EngineAwayError, EngineError
+from fluster_services.worker.engine import EngineAwayError, EngineError
 from fluster_services.worker.environments.image_install import REQUIREMENTS
 from fluster_services.worker.environments.image_recipe import INSTALLER, ImageRecipe
 

@@ -20,7 +20,7 @@ from typing import IO
 from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.contract.faults import MAX_LINE_BYTES, BuildError, BuildOutput, without_codes
 from fluster_services.worker.contract.spool import LineCutter
-from fluster_services.worker.engine.engine import EngineError, asked
+from fluster_services.worker.engine import EngineError, asked
 from fluster_services.worker.environments.build_request import build_image, write_context
 from fluster_services.worker.environments.environments import Listener, Needs
 from fluster_services.worker.environments.folder_cache import in_thread

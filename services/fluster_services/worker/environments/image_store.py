@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fluster_bus.core.json_types import JsonObject
 from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.contract.container import NOBODY
-from fluster_services.worker.engine.engine import EngineError, NotThereError, connect, told
+from fluster_services.worker.engine import EngineError, NotThereError, connect, told
 from fluster_services.worker.environments.image_recipe import (
     BUILDER_LABEL,
     INSTALLER,

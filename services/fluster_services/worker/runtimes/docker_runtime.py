@@ -39,8 +39,8 @@ from fluster_services.worker.contract.container import (
 )
 from fluster_services.worker.contract.faults import WorkerFaultError
 from fluster_services.worker.contract.runtime import Runtime
-from fluster_services.worker.engine.engine import EngineError, NotThereError, asked, connect, data_folder, told
-from fluster_services.worker.engine.images import Images
+from fluster_services.worker.engine import EngineError, NotThereError, asked, connect, data_folder, told
+from fluster_services.worker.engine_images import Images
 from fluster_services.worker.environments.interpreters import without_interpreters_own
 from fluster_services.worker.keeper.template import TemplateHandle
 from fluster_services.worker.linux.cgroups import Enforcer

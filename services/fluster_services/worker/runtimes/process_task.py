@@ -32,7 +32,7 @@ from fluster_services.worker.contract.container import Container
 from fluster_services.worker.contract.faults import NO_ROOM, AlreadyStartedError, LaunchError, WorkerFaultError
 from fluster_services.worker.contract.runtime import Exited, Progressed, Spooled
 from fluster_services.worker.contract.spool import SpoolRecord, SpoolRun, read_spool_end, read_spool_runs
-from fluster_services.worker.engine.engine import EngineError, asked, remove_container
+from fluster_services.worker.engine import EngineError, asked, remove_container
 from fluster_services.worker.keeper.leftovers import exit_note, exit_record, kill_leftovers, start_note
 from fluster_services.worker.linux import cgroups
 from fluster_services.worker.runtimes.idle_keepers import IdleKeepers

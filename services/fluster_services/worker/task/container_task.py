@@ -32,7 +32,7 @@ from fluster_services.worker.contract.attempt_directory import (
 from fluster_services.worker.contract.container import NO_GPUS, Container
 from fluster_services.worker.contract.container_output import InitWords, LogPosition
 from fluster_services.worker.contract.faults import why_scarce
-from fluster_services.worker.engine.engine import (
+from fluster_services.worker.engine import (
     EngineAwayError,
     EngineError,
     EngineFullError,

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from fluster_bus.storage.tables import Row
     from fluster_services.controller.leading.record_writer import RecordWriter
     from fluster_services.controller.leading.seat import Seat
-    from fluster_services.controller.namespaces.namespaces import NamespaceSet
-    from fluster_services.controller.namespaces.store_room import StoreSetup
+    from fluster_services.controller.namespaces import NamespaceSet
     from fluster_services.controller.state.job_index import JobIndex, JobKey
+    from fluster_services.controller.store_room import StoreSetup
 
 log = logging.getLogger(__name__)
 

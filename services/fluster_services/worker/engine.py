@@ -50,7 +50,7 @@ def connect(url: str, *, timeout_s: float, api_version: str, silence_s: float | 
     """
     import docker
 
-    from fluster_services.worker.engine.engine_socket import EngineSocket
+    from fluster_services.worker.engine_socket import EngineSocket
 
     with told(url):
         client = docker.APIClient(url, version=api_version, timeout=timeout_s)

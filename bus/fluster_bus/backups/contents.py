@@ -1,4 +1,20 @@
-"""A backup on the disk: a folder that is there as a whole or not at all, and what it says about itself (the manifest).
+"""What a backup consists of: streams of a cluster, and a folder on the disk.
+
+Which streams of a cluster belong into a backup, and in which order they are read and restored, is decided without I/O.
+
+They are read one after the other while the cluster runs. So that each agrees with those before it, though it shows a later moment:
+
+    submissions   first: what is not recorded yet is recorded later; what was meanwhile, the records tell
+    requests      as soon after the submissions as can be: they go as soon as their job is recorded
+    events        before the records, which tell again what the leader has not published
+    calls         before the actors' rows, which tell which of them are handled
+    secrets       before the records and again after them: they go as soon as their job has ended
+    records       each job and task as it is at one moment
+    all else      after the records: what a record names is there
+
+Restored they are with the submissions last: so a submission finds all else.
+
+On the disk a backup is a folder that is there as a whole or not at all, and what it says about itself (the manifest):
 
 FOLDER/manifest.json          the manifest, for people too
 FOLDER/STREAM/backup.json     configuration and bounds of a stream
@@ -12,24 +28,90 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from pydantic import Field
 
+from fluster_bus.core import buckets
 from fluster_bus.core.errors import BackupError, InvalidMessageError
 from fluster_bus.core.json_types import JsonObject
 from fluster_bus.core.names import Namespace
+from fluster_bus.core.stream_bounds import BUNDLES, PAYLOADS, REQUESTS, stream_of
 from fluster_bus.core.version import VERSION
 from fluster_bus.messages.parts.model import Message
 from fluster_bus.messages.parts.wire_range import SPOKEN, WireRange, why_apart
 
+_BEFORE = (REQUESTS.name, "events", "calls", "secrets")
+_JOBS = "jobs"
+_AFTER = ("actors", "registry", "results", "logs", BUNDLES.name, PAYLOADS.name)
+_READ_AGAIN = ("secrets",)
+KINDS = (*_BEFORE, _JOBS, *_AFTER)  # of a namespace
+
+_SYSTEM = {
+    "joins": buckets.bucket_stream(buckets.JOINS_BUCKET),
+    "namespaces": buckets.bucket_stream(buckets.NAMESPACES_BUCKET),
+}
+# What lives only as long as the processes do which write it: they write it anew.
+ALIVE_ONLY = (
+    buckets.bucket_stream(buckets.WORKERS_BUCKET),
+    buckets.bucket_stream(buckets.CONTROLLERS_BUCKET),
+    buckets.ROOM_STREAM,
+)
+_PREFIXES = tuple(stream_of(kind, "n").removesuffix("n") for kind in KINDS)
 FORMAT = 1
 MANIFEST_FILE = "manifest.json"
 _CONFIG_FILE, _DATA_FILE = "backup.json", "stream.tar.s2"
 _PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stream that belongs into a backup."""
+
+    stream: str
+    kind: str
+    namespace: str | None = None
+
+    @property
+    def tells_of_use(self) -> bool:
+        """Whether a cluster that has something there has been used: its controllers and actors alone write none of it."""
+        return self.kind not in ("registry", "namespaces")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be read, in this order; a stream may be there twice, and is read on then. `left_out` are the other streams."""
+
+    steps: tuple[Part, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Each once."""
+        return tuple(dict.fromkeys(self.steps))
+
+
+def plan(streams: Collection[str]) -> Plan:
+    """How a cluster is read that has these streams."""
+    namespaces = {each.removeprefix(prefix) for each in streams for prefix in _PREFIXES if each.startswith(prefix)}
+    steps = [Part(buckets.SUBMIT_STREAM, "submissions")]
+    for namespace in sorted(namespaces):
+        kinds = (*_BEFORE, _JOBS, *_READ_AGAIN, *_AFTER)
+        steps += [Part(stream_of(kind, namespace), kind, namespace) for kind in kinds]
+    steps += [Part(stream, kind) for kind, stream in _SYSTEM.items()]
+    present = tuple(step for step in steps if step.stream in streams)
+    known = {*(step.stream for step in present), *ALIVE_ONLY}
+    return Plan(present, tuple(sorted(each for each in streams if each not in known)))
+
+
+def restoring_order(parts: Collection[Part]) -> list[Part]:
+    """The records after what they name, the submissions last."""
+    last = {_JOBS: 1, "submissions": 2}
+    return sorted(parts, key=lambda part: last.get(part.kind, 0))
 
 
 class BackedUpStream(Message):

@@ -15,7 +15,7 @@ from fluster_bus.messages.parts.images import UsedImage, digest_of, engine_name,
 from fluster_services.capacity import describe_bytes
 from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.contract.faults import BuildOutput, says_no_room
-from fluster_services.worker.engine.engine import (
+from fluster_services.worker.engine import (
     EngineAwayError,
     EngineError,
     EngineSilentError,
