@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from fluster_services.worker.contract.attempt_directory import LaunchSpec
+from fluster_services.worker.contract.attempt_records import LaunchSpec
 from fluster_services.worker.contract.faults import WorkerFaultError
 from fluster_services.worker.contract.runtime import RunningTask
 

@@ -12,14 +12,8 @@ from pathlib import Path
 import pytest
 
 from fluster_bus.running.fence_clock import boot_id, fence_clock
-from fluster_services.worker.contract.attempt_directory import (
-    KEEPER_FILE,
-    SPEC_FILE,
-    LaunchSpec,
-    append_json,
-    to_json,
-    write_json,
-)
+from fluster_services.worker.contract.attempt_directory import KEEPER_FILE, SPEC_FILE, append_json, write_json
+from fluster_services.worker.contract.attempt_records import LaunchSpec, to_json
 from fluster_services.worker.keeper import watchdog
 from fluster_services.worker.keeper.leftovers import kill_keeper
 from fluster_services.worker.keeper.watchdog import Watchdog

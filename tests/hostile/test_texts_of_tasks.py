@@ -19,15 +19,13 @@ from fluster_services.worker.contract.attempt_directory import (
     KEEPER_FILE,
     RESULT_FILE,
     RESULT_WORD_FILE,
-    TaskError,
     read_json,
     read_json_lines,
-    to_json,
 )
+from fluster_services.worker.contract.attempt_records import TaskError, describe_error, task_error, to_json
 from fluster_services.worker.contract.container_output import InitWords
 from fluster_services.worker.contract.outcome import outcome
 from fluster_services.worker.contract.spool import SpoolError, read_spool, read_spool_end
-from fluster_services.worker.contract.task_errors import describe_error, task_error
 from fluster_services.worker.keeper.leftovers import exit_note, exit_record, start_note
 from fluster_services.worker.task.task_result import find_result
 

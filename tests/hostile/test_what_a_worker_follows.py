@@ -14,7 +14,7 @@ from fluster_bus.core.roles import Role
 from fluster_bus.messages import Capacity, JobStatus, WorkerId
 from fluster_bus.messages.parts.resources import GIB
 from fluster_bus.server import EmbeddedServer
-from fluster_services.worker.contract.attempt_directory import ExitRecord, LaunchSpec
+from fluster_services.worker.contract.attempt_records import ExitRecord, LaunchSpec
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.runtime import Exited, Progressed, RunningTask, Spooled
 from fluster_services.worker.contract.spool import SpoolRecord, SpoolRun

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fluster_bus.messages import JobStatus
-from fluster_services.worker.contract.attempt_directory import ExitRecord, LaunchSpec
+from fluster_services.worker.contract.attempt_records import ExitRecord, LaunchSpec
 from fluster_services.worker.contract.outcome import outcome
 from fluster_services.worker.keeper.bounds import INTERVAL_S, DiskWatch, why_over
 from fluster_services.worker.linux.scratch import IMAGE_FILE

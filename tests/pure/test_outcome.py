@@ -8,7 +8,7 @@ import pytest
 
 from fluster.errors import SupersededError
 from fluster_bus.messages import JobStatus
-from fluster_services.worker.contract.attempt_directory import ExitRecord, TaskError
+from fluster_services.worker.contract.attempt_records import ExitRecord, TaskError
 from fluster_services.worker.contract.outcome import outcome
 
 

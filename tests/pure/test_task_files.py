@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 
-from fluster_services.worker.contract.attempt_directory import (
-    ERROR_FILE,
-    RESULT_WORD_FILE,
-    TaskError,
-    read_task_json,
-    write_json,
-)
-from fluster_services.worker.contract.task_errors import read_task_error
+from fluster_services.worker.contract.attempt_directory import ERROR_FILE, RESULT_WORD_FILE, read_task_json, write_json
+from fluster_services.worker.contract.attempt_records import TaskError, read_task_error
 from fluster_services.worker.task.task_result import find_result
 
 WRONG: list[dict[str, object]] = [

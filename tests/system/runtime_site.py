@@ -19,7 +19,7 @@ import pytest
 from anyio.abc import Process
 
 from fluster_services.config import DiskLimits
-from fluster_services.worker.contract.attempt_directory import ExitRecord, LaunchSpec, to_json
+from fluster_services.worker.contract.attempt_records import ExitRecord, LaunchSpec, to_json
 from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.contract.container import STATE_LABEL
 from fluster_services.worker.contract.runtime import Exited
@@ -50,7 +50,7 @@ WORKER = """
 import asyncio, json, sys
 from pathlib import Path
 from fluster_bus.running.fence_clock import fence_clock
-from fluster_services.worker.contract.attempt_directory import LaunchSpec, from_json
+from fluster_services.worker.contract.attempt_records import LaunchSpec, from_json
 from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.keeper.template import start_template
 from tests.system.runtime_site import make_runtime

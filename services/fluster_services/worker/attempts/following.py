@@ -21,7 +21,7 @@ from fluster_bus.storage.registry import Registry
 from fluster_bus.storage.tables import Row
 from fluster_services.worker.attempts.claims import Claims
 from fluster_services.worker.attempts.pumps import LogPump, ProgressPump, publish_result
-from fluster_services.worker.contract.attempt_directory import ExitRecord
+from fluster_services.worker.contract.attempt_records import ExitRecord
 from fluster_services.worker.contract.outcome import Outcome, outcome
 from fluster_services.worker.contract.runtime import Exited, Progressed, RunningTask, Spooled
 

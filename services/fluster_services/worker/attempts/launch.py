@@ -19,7 +19,7 @@ from fluster_bus.messages.jobs import port_variable
 from fluster_bus.messages.parts.origin import SEARCH_VARIABLES, Origin
 from fluster_services.config import Timing, WorkerLimits
 from fluster_services.worker.attempts.preparation import Prepared
-from fluster_services.worker.contract.attempt_directory import LaunchSpec
+from fluster_services.worker.contract.attempt_records import LaunchSpec
 from fluster_services.worker.environments.interpreters import TaskPython, without_interpreters_own
 from fluster_services.worker.gpus.allocator import GpuLease
 from fluster_services.worker.gpus.inventory import NO_GPU

@@ -13,7 +13,7 @@ from fluster_bus.messages.parts.images import UsedImage
 from fluster_bus.storage.objects import ObjectStore
 from fluster_bus.storage.stored_messages import SecretStore
 from fluster_services.config import WorkerLimits
-from fluster_services.worker.contract.attempt_directory import LaunchSpec
+from fluster_services.worker.contract.attempt_records import LaunchSpec
 from fluster_services.worker.contract.container import OWN_MINOR
 from fluster_services.worker.contract.faults import LaunchError
 from fluster_services.worker.engine_images import Images

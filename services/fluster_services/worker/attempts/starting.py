@@ -25,7 +25,7 @@ from fluster_services.worker.attempts.holds import Holds
 from fluster_services.worker.attempts.launch import Launcher
 from fluster_services.worker.attempts.preparation import Preparation, Prepared
 from fluster_services.worker.attempts.pumps import PreparationLog, ProgressPump
-from fluster_services.worker.contract.attempt_directory import LaunchSpec
+from fluster_services.worker.contract.attempt_records import LaunchSpec
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.faults import BuildError, LaunchError
 from fluster_services.worker.contract.outcome import Outcome, gpu_taken

@@ -1,4 +1,4 @@
-"""The directory of one attempt: what is to run, and how it ended. It is all that a worker's restart has to go by.
+"""The directory of one attempt: its files, and how they are read and written. It is all that a worker's restart has to go by.
 
 <state>/<name>.<random>.new   being prepared; found after a crash it may be deleted: nothing was started
 <state>/<name>/               a keeper was started for it
@@ -21,7 +21,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
 import json
@@ -29,14 +28,10 @@ import os
 import shutil
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Literal, TypeVar
 
 from fluster_bus.core.json_types import JsonObject
-from fluster_services.worker.contract.container import Container
-from fluster_services.worker.linux.limits import Limits
 from fluster_services.worker.linux.scratch import unmount
 
 SPEC_FILE = "spec.json"
@@ -55,160 +50,8 @@ CONTAINER_FILE = "container.json"
 _MAX_TASK_JSON_BYTES = 4 << 20
 _MAX_NOTES_BYTES = 8 << 20
 
-# All that a task gets of the worker's own environment, which may hold the cluster's credentials.
-INHERITED_VARIABLES = frozenset(
-    [
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
-        "TMPDIR",
-        "VIRTUAL_ENV",
-        "LD_LIBRARY_PATH",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-        "http_proxy",
-        "https_proxy",
-        "no_proxy",
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "NO_PROXY",
-        "CUDA_HOME",
-        "NVIDIA_VISIBLE_DEVICES",
-    ]
-)
-
 NEW_SUFFIX = ".new"
 GONE_SUFFIX = ".gone"
-
-ExitReason = Literal[
-    "exited",
-    "killed",
-    "preempted",
-    "timed_out",
-    "fenced",
-    "owner_gone",
-    "keeper_died",
-    "worker_fault",
-    "over_disk",
-    "gpu_taken",
-]
-
-
-@dataclass(frozen=True)
-class LaunchSpec:
-    """What a runtime needs to know to run one attempt: a command, or the file of a pickled callable."""
-
-    key: str  # <ns>.<job>.<task>.<attempt>
-    command: list[str] | None = None
-    payload_file: str | None = (
-        None  # pickled (function, args, kwargs); relative to the attempt's directory, or absolute
-    )
-    env: dict[str, str] = field(default_factory=dict)  # on top of the few variables that the worker's own gives
-    unset: list[str] = field(default_factory=list)  # those of the few that it does not get
-    notice: str = ""  # what the task's stderr begins with
-    working_dir: str | None = None  # a whole path, or with a workspace one in its copy
-    workspace: str | None = None  # a folder: the task runs in a copy of it, which goes before a whole path
-    python: str | None = None  # of the attempt's own environment: runs a callable; a command finds it on its PATH
-    # Of an interpreter that is used as it is: how the job names it, and where it imports what it does not have itself.
-    python_given: str | None = None
-    python_behind: list[str] = field(default_factory=list)
-    python_path: list[str] = field(default_factory=list)
-    kill_grace_s: float = 10.0  # between SIGTERM and SIGKILL when the keeper itself has to stop the task
-    must_return: bool = False  # exit code 0 is a failure unless the callable has returned
-    timeout_s: float | None = None  # the task is stopped when it has run for so long
-    fence_after_s: float | None = None  # the task is stopped when this passes without a renewal
-    # By the fence clock: the first such moment, if it is before that. From then on the task is not even started.
-    fence_at: float | None = None
-    max_log_bytes: int = 64 * 1024 * 1024  # per stream, as stored
-    max_line_bytes: int = 64 * 1024
-    devices: list[str] = field(default_factory=list)  # ids of those that are its own
-    # {lock file of a GPU (locks.py): the note in it of a holder that is proved to be gone}
-    gpu_locks: dict[str, str] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)  # those asked for
-    disk: int | None = None  # bytes that its own folder may take, to which it is held (keeper/bounds.py)
-    scratch: str | None = None  # the folder in its directory that has a file system of that size (scratch.py)
-    groups: dict[str, dict[str, str]] = field(default_factory=dict)  # those enforced, as in limits.py
-    image: str | None = None  # that it is to run in
-    used_image: dict[str, str | None] | None = None  # what that is, or what it was built upon: a UsedImage
-    mounts: dict[str, str] = field(default_factory=dict)  # {path in its container: path here} of those asked for
-    container: Container | None = None  # that it runs in
-    array_id: int | None = None  # of a task of an array
-    keep_s: float = 3600.0  # how long the keeper waits for a worker to ask how it ended
-
-    def __post_init__(self) -> None:
-        if not self.key:
-            raise ValueError("a LaunchSpec needs a key: <namespace>.<job>.<task>.<attempt>")
-        if self.command is not None and (not self.command or self.payload_file is not None):
-            raise ValueError(
-                f"{self.key}: give a non-empty command or a payload_file, got {self.command!r} and {self.payload_file!r}"
-            )
-        if self.max_line_bytes < 16 or self.max_log_bytes < 0:
-            raise ValueError(
-                f"{self.key}: max_line_bytes={self.max_line_bytes} must be >= 16, max_log_bytes={self.max_log_bytes} >= 0"
-            )
-
-
-@dataclass(frozen=True)
-class TaskError:
-    """The exception that ended a callable, or why a command could not be started."""
-
-    type: str
-    message: str
-    traceback: str = ""
-    pickled: str | None = None  # base64; None if it cannot be pickled, or is too large
-    is_final: bool = False  # trying again would not help
-    is_unstarted: bool = False  # the task's own code was not reached
-
-
-@dataclass(frozen=True)
-class ExitRecord:
-    """How an attempt ended."""
-
-    exit_code: int | None  # None if a signal ended it, or if it is not known
-    signal: int | None
-    reason: ExitReason
-    kill_reason: str | None = None
-    error: TaskError | None = None
-    log_tail: list[str] = field(default_factory=list)  # the last lines of both streams, also beyond the log's cap
-    started_at: float | None = None  # wall clock
-    finished_at: float | None = None
-    oom: bool | None = None  # True: killed while the machine was out of memory; None: not known
-    log_end: int = 0  # the offset behind the last record of the log
-    memory_limit: int | None = None  # bytes; set when processes were killed for going over it
-    disk_limit: int | None = None  # bytes; set when it failed and its own file system was full
-    dropped_bytes: int = 0  # output that did not fit into the log's cap
-    surviving_pids: list[int] = field(default_factory=list)  # could not be killed
-    # The size of what the callable returned, pickled, with its JSON; None if that was None.
-    result_bytes: int | None = None
-    result_json_bytes: int = 0  # of the JSON at the end
-    result_error: str | None = None  # why that could not be kept
-    left_early: bool = False  # its callable was to return, and had not when the process left with exit code 0
-
-
-_Data = TypeVar("_Data", LaunchSpec, TaskError, ExitRecord)
-
-
-def from_json(kind: type[_Data], data: JsonObject) -> _Data:
-    """Return the dataclass that `data` describes; fields that this version does not know are passed over."""
-    known = {each.name for each in dataclasses.fields(kind)}
-    values = {name: value for name, value in data.items() if name in known}
-    if kind is ExitRecord and values.get("error") is not None:
-        values["error"] = from_json(TaskError, values["error"])
-    if kind is LaunchSpec and "limits" in values:
-        values["limits"] = Limits(**values["limits"])
-    if kind is LaunchSpec and values.get("container") is not None:
-        values["container"] = Container(**values["container"])
-    return kind(**values)
-
-
-def to_json(data: LaunchSpec | TaskError | ExitRecord) -> dict[str, object]:
-    """Return `data` as what json.dumps takes."""
-    return dataclasses.asdict(data)
 
 
 def write_json(path: str | Path, data: Mapping[str, object]) -> None:
@@ -287,17 +130,6 @@ def read_json_lines(path: str | Path) -> JsonObject:
             data = None
         found.update(data if isinstance(data, dict) else {})
     return found
-
-
-def folder_in_workspace(spec: LaunchSpec) -> str:
-    """The path in the copy of its workspace where the task begins; empty for the copy itself."""
-    folder = spec.working_dir or ""
-    return folder if spec.workspace is not None and not folder.startswith("/") else ""
-
-
-def task_folder(spec: LaunchSpec, directory: Path) -> Path:
-    """Return where the task itself reads and writes, of what is in the attempt's directory."""
-    return directory if spec.container is None else directory / TASK_FOLDER
 
 
 def directory_name(key: str) -> str:

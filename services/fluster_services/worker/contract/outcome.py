@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from fluster_bus.messages import JobStatus, Progress, TaskError, TaskResult
 from fluster_services.capacity import describe_bytes
-from fluster_services.worker.contract.attempt_directory import ExitRecord
+from fluster_services.worker.contract.attempt_records import ExitRecord
 
 _NAMED_PIDS = 5
 MAX_LINES = 20

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from fluster_services.worker.contract.attempt_directory import ExitRecord, LaunchSpec
+from fluster_services.worker.contract.attempt_records import ExitRecord, LaunchSpec
 from fluster_services.worker.contract.faults import WorkerFaultError
 from fluster_services.worker.contract.spool import SpoolRecord, SpoolRun
 

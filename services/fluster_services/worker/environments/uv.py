@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fluster_bus.running.prctl import DIES_WITH_OWNER
-from fluster_services.worker.contract.attempt_directory import INHERITED_VARIABLES
+from fluster_services.worker.contract.attempt_records import INHERITED_VARIABLES
 from fluster_services.worker.contract.faults import MAX_LINE_BYTES, BuildError, BuildOutput, without_codes
 from fluster_services.worker.contract.spool import LineCutter
 from fluster_services.worker.linux.processes import find_program

@@ -16,7 +16,7 @@ from pathlib import Path
 from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_services.capacity import describe_bytes
-from fluster_services.worker.contract.attempt_directory import LaunchSpec
+from fluster_services.worker.contract.attempt_records import LaunchSpec
 from fluster_services.worker.gpus.holders import Holder, described
 from fluster_services.worker.gpus.locks import GpuLock, GpuTakenError
 from fluster_services.worker.linux import cgroups

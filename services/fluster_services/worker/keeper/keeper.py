@@ -13,7 +13,6 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,20 +26,23 @@ from fluster_services.worker.contract.attempt_directory import (
     CONTAINER_FILE,
     ERROR_FILE,
     KEEPER_FILE,
-    KEEPER_LOG_FILE,
     RESULT_WORD_FILE,
-    ExitReason,
-    ExitRecord,
-    LaunchSpec,
     append_json,
     discard,
     read_json,
+)
+from fluster_services.worker.contract.attempt_records import (
+    ExitReason,
+    ExitRecord,
+    LaunchSpec,
+    read_task_error,
+    task_error,
     task_folder,
     to_json,
 )
-from fluster_services.worker.contract.task_errors import read_task_error, task_error
 from fluster_services.worker.gpus.locks import GpuTakenError
 from fluster_services.worker.keeper.bounds import DiskWatch, Fence, HeldGpus, MemoryBound
+from fluster_services.worker.keeper.leftovers import Complaints
 from fluster_services.worker.keeper.worker_link import AttemptSnapshot, WorkerLink
 from fluster_services.worker.linux import cgroups
 from fluster_services.worker.linux.killing import Killing, kill_descendants
@@ -77,17 +79,9 @@ def run_keeper(spec: LaunchSpec, listener: socket.socket, directory: Path, *, ow
     try:
         keeper.run(spec, listener, directory, owner_fd)
     except BaseException:
-        _complain_here()
+        keeper.complaints.open()
         kill_descendants()
         raise
-
-
-def _complain_here() -> None:
-    """Have complaints go to the attempt's directory, which is the working directory."""
-    log = os.open(KEEPER_LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    for target in (1, 2):
-        os.dup2(log, target)
-    os.close(log)
 
 
 class _Keeper:
@@ -99,7 +93,7 @@ class _Keeper:
         self._is_over = False
         self._is_idle = False  # its attempt is forgotten
         self._attempts = 0
-        self._has_complained = False
+        self.complaints = Complaints()
         self._gpus = HeldGpus()
         self._link = WorkerLink(self._selector, self._timers, self._obey)
 
@@ -217,14 +211,14 @@ class _Keeper:
         try:
             note_start(self._task_pid, self._started_at, started_since_boot_s)
         except OSError as error:  # only missed if this process is killed
-            self._complain(f"{KEEPER_FILE} cannot be written: {error}")
+            self.complaints.add(self._spec.key, f"{KEEPER_FILE} cannot be written: {error}")
         self._memory.on_begun()
 
     def _watch_progress(self) -> ProgressWatch | None:
         try:
             return ProgressWatch(self._selector, self._timers, self._task_folder)
         except OSError as error:  # a full disk, or one without pipes: the task runs all the same
-            self._complain(f"no progress can be reported: {error}")
+            self.complaints.add(self._spec.key, f"no progress can be reported: {error}")
             return None
 
     # Signals and deaths
@@ -381,16 +375,11 @@ class _Keeper:
         if not cgroups.remove(self._spec.groups):  # the kernel may take a moment to see that all have left
             self._timers.set("groups", time.monotonic() + _RECORD_RETRY_S, self._remove_groups)
 
-    def _complain(self, what: str) -> None:
-        _complain_here()
-        self._has_complained = True
-        sys.stderr.write(f"{self._spec.key}: {what}\n")
-
     def _write_record(self, record: ExitRecord) -> None:
         try:
             append_json(KEEPER_FILE, {"exited": to_json(record)})
         except OSError as error:  # a full disk: the connected worker hears of it anyhow
-            self._complain(f"the record of its end cannot be written: {error}")
+            self.complaints.add(self._spec.key, f"the record of its end cannot be written: {error}")
             self._timers.set("record", time.monotonic() + _RECORD_RETRY_S, lambda: self._write_record(record))
 
     def _leave(self) -> None:
@@ -419,9 +408,7 @@ class _Keeper:
             self._link.refuse(error)
             return
         self._timers.cancel("idle")
-        if self._has_complained:
-            self._has_complained = False
-            be_quiet()
+        self.complaints.close()
         self._begin(spec, listener, directory)
 
     # The worker

@@ -1,4 +1,4 @@
-"""What an attempt's keeper leaves: its notes on the task, and the processes that it does not end, which are ended by force.
+"""What an attempt's keeper leaves: its complaints, its notes on the task, and the processes that it does not end, which are ended by force.
 
 The notes are in a folder that the task can write to as well, so that none of them is believed as it stands.
 """
@@ -9,6 +9,7 @@ import dataclasses
 import math
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,17 +20,11 @@ from pydantic import TypeAdapter, ValidationError
 from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster_bus.core.json_types import JsonObject
 from fluster_bus.running.fence_clock import boot_id
-from fluster_services.worker.contract.attempt_directory import (
-    KEEPER_FILE,
-    ExitRecord,
-    LaunchSpec,
-    TaskError,
-    read_json_lines,
-)
-from fluster_services.worker.contract.task_errors import bounded, plain
+from fluster_services.worker.contract.attempt_directory import KEEPER_FILE, KEEPER_LOG_FILE, read_json_lines
+from fluster_services.worker.contract.attempt_records import ExitRecord, LaunchSpec, TaskError, bounded, plain
 from fluster_services.worker.linux import cgroups
 from fluster_services.worker.linux.killing import BY_FORCE
-from fluster_services.worker.linux.processes import descendants, leftovers, process_state
+from fluster_services.worker.linux.processes import be_quiet, descendants, leftovers, process_state
 
 _MAX_REASON_CHARACTERS = 2_000
 _MAX_LINES, _MAX_LINE_CHARACTERS = 20, 4_000
@@ -39,6 +34,35 @@ _SHAPE = TypeAdapter(ExitRecord)
 _START = {"keeper_pid": int, "task_pid": int, "started_at": float, "started_since_boot_s": float, "boot_id": str | None}
 
 _Number = TypeVar("_Number", int, float)
+
+
+class Complaints:
+    """What a keeper has to complain of, in a file of the attempt's directory that is made when there is something.
+
+    The directory is the working directory.
+    """
+
+    def __init__(self) -> None:
+        self._is_open = False
+
+    def open(self) -> None:
+        """Have what this process prints go to the file."""
+        log = os.open(KEEPER_LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        for target in (1, 2):
+            os.dup2(log, target)
+        os.close(log)
+        self._is_open = True
+
+    def add(self, key: str, what: str) -> None:
+        """Write a line about the attempt `key`."""
+        self.open()
+        sys.stderr.write(f"{key}: {what}\n")
+
+    def close(self) -> None:
+        """The attempt is over: what follows is not written to its file."""
+        if self._is_open:
+            self._is_open = False
+            be_quiet()
 
 
 def kill_leftovers(directory: Path, spec: LaunchSpec) -> list[int]:

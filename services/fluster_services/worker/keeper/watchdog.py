@@ -17,14 +17,8 @@ from pathlib import Path
 
 from fluster_bus.core.json_types import JsonObject
 from fluster_bus.running.fence_clock import fence_clock
-from fluster_services.worker.contract.attempt_directory import (
-    KEEPER_FILE,
-    SPEC_FILE,
-    LaunchSpec,
-    discard,
-    from_json,
-    read_json_lines,
-)
+from fluster_services.worker.contract.attempt_directory import KEEPER_FILE, SPEC_FILE, discard, read_json_lines
+from fluster_services.worker.contract.attempt_records import LaunchSpec, from_json
 from fluster_services.worker.keeper.leftovers import keeper_state, kill_keeper, kill_leftovers, started
 from fluster_services.worker.linux.process_locks import is_locked
 from fluster_services.worker.linux.timers import Timers

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fluster.progress_file import Progress
-from fluster_services.worker.contract.attempt_directory import ExitRecord, to_json
+from fluster_services.worker.contract.attempt_records import ExitRecord, to_json
 from fluster_services.worker.linux.timers import Timers
 
 _READ_BYTES = 64 * 1024

@@ -18,12 +18,8 @@ from fluster_bus.access.address import CREDENTIALS_VARIABLE
 from fluster_bus.messages.parts.images import UsedImage
 from fluster_services.capacity import describe_bytes
 from fluster_services.config import DiskLimits
-from fluster_services.worker.contract.attempt_directory import (
-    TASK_FOLDER,
-    LaunchSpec,
-    directory_name,
-    folder_in_workspace,
-)
+from fluster_services.worker.contract.attempt_directory import TASK_FOLDER, directory_name
+from fluster_services.worker.contract.attempt_records import LaunchSpec, folder_in_workspace
 from fluster_services.worker.contract.config import ContainerSettings, WorkerConfig
 from fluster_services.worker.contract.container import (
     INNER_FOLDER,

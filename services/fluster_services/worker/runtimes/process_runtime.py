@@ -22,13 +22,12 @@ from fluster_services.worker.contract.attempt_directory import (
     SPEC_FILE,
     TASK_FOLDER,
     WORK_FOLDER,
-    LaunchSpec,
     delete_gone,
     directory_name,
     discard,
     read_json,
-    to_json,
 )
+from fluster_services.worker.contract.attempt_records import LaunchSpec, to_json
 from fluster_services.worker.contract.faults import AlreadyStartedError, LaunchError, WorkerFaultError
 from fluster_services.worker.keeper.bounds import INTERVAL_S
 from fluster_services.worker.keeper.template import TemplateDiedError, TemplateHandle

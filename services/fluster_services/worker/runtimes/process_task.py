@@ -21,13 +21,10 @@ from fluster_services.worker.contract.attempt_directory import (
     LOG_FILE,
     RESULT_FILE,
     SOCKET_FILE,
-    ExitRecord,
-    LaunchSpec,
-    TaskError,
     discard,
     read_json_lines,
-    task_folder,
 )
+from fluster_services.worker.contract.attempt_records import ExitRecord, LaunchSpec, TaskError, task_folder
 from fluster_services.worker.contract.container import Container
 from fluster_services.worker.contract.faults import NO_ROOM, AlreadyStartedError, LaunchError, WorkerFaultError
 from fluster_services.worker.contract.runtime import Exited, Progressed, Spooled

@@ -24,11 +24,9 @@ from fluster_services.worker.contract.attempt_directory import (
     PAYLOAD_FILE,
     SPEC_FILE,
     WORK_FOLDER,
-    LaunchSpec,
-    task_folder,
-    to_json,
     write_json,
 )
+from fluster_services.worker.contract.attempt_records import LaunchSpec, task_folder, to_json
 from fluster_services.worker.contract.container import NO_GPUS, Container
 from fluster_services.worker.contract.container_output import InitWords, LogPosition
 from fluster_services.worker.contract.faults import why_scarce

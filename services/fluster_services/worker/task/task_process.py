@@ -25,19 +25,18 @@ from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster.remote_errors.kindred_errors import add_remedy, from_user_code
 from fluster.tracing import continue_trace
 from fluster_bus.running.prctl import die_with_parent, set_process_name
-from fluster_services.worker.contract.attempt_directory import (
-    ERROR_FILE,
+from fluster_services.worker.contract.attempt_directory import ERROR_FILE, SPEC_FILE, WORK_FOLDER
+from fluster_services.worker.contract.attempt_records import (
     INHERITED_VARIABLES,
-    SPEC_FILE,
-    WORK_FOLDER,
+    MAX_MESSAGE_CHARACTERS,
     LaunchSpec,
     TaskError,
+    describe_error,
     folder_in_workspace,
     from_json,
     to_json,
 )
 from fluster_services.worker.contract.container import OWN_MINOR
-from fluster_services.worker.contract.task_errors import MAX_MESSAGE_CHARACTERS, describe_error
 from fluster_services.worker.linux import cgroups
 from fluster_services.worker.linux.processes import (
     KEEPER_SIGNALS,

@@ -15,14 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from fluster_bus.running.fence_clock import boot_id
-from fluster_services.worker.contract.attempt_directory import (
-    KEEPER_FILE,
-    SOCKET_FILE,
-    SPEC_FILE,
-    LaunchSpec,
-    append_json,
-    from_json,
-)
+from fluster_services.worker.contract.attempt_directory import KEEPER_FILE, SOCKET_FILE, SPEC_FILE, append_json
+from fluster_services.worker.contract.attempt_records import LaunchSpec, from_json
 from fluster_services.worker.task.container_task import run_container
 from fluster_services.worker.task.task_process import run_task, spawn_task
 
