@@ -15,6 +15,7 @@ BIN := .venv/bin
 SETUP := .venv/.setup-done
 UV := .venv/.uv-done
 ZEPHYR := .venv/.zephyr-done
+TYPES := .venv/.types-done
 # Before Python 3.12 there is an older Zephyr. It has the same tests, but for those on workers in containers, which are much the same.
 OLD_ZEPHYR_PYTHON := 3.11
 ZEPHYR_TESTS := $(wildcard tests/system/test_fray*.py tests/system/test_zephyr.py)
@@ -103,6 +104,10 @@ $(SETUP): $(UV) pyproject.toml requirements/dev.txt requirements/integrations.tx
 .PHONY: setup-zephyr
 setup-zephyr: $(ZEPHYR) ## Add to .venv what the tests and benchmarks of Zephyr need
 
+$(TYPES): $(SETUP) requirements/types.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/types.txt
+	@touch $@
+
 .PHONY: demo
 demo: $(SETUP) ## Index Python's standard library on a cluster of this machine, and check the result
 	@$(BIN)/fluster demo $(DEMO_FLAGS)
@@ -184,9 +189,17 @@ test-docker: $(SETUP) ## Run the tests of containers, which `make test` skips wh
 check: $(SETUP) ## Check format, lint, types, imports and the fragments of the changelog
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(SOURCES)
+	@$(MAKE) --jobs=2 --output-sync=target mypy types
 	$(BIN)/lint-imports
 	$(BIN)/towncrier build --draft --version Unreleased >/dev/null
+
+.PHONY: mypy
+mypy: $(SETUP) ## Check the types of all that is here
+	$(BIN)/mypy $(SOURCES)
+
+.PHONY: types
+types: $(TYPES) ## Check what users see of types, as pyright in strict mode does
+	$(BIN)/basedpyright
 
 .PHONY: changelog
 changelog: $(SETUP) ## Show what the fragments in changelog.d say of the next release
@@ -237,6 +250,7 @@ lock: $(UV) ## Write requirements/*.txt anew from pyproject.toml
 	$(COMPILE) pyproject.toml --extra local --constraint requirements/dev.txt --output-file requirements/local.txt
 	$(COMPILE) --group integrations --constraint requirements/dev.txt --output-file requirements/integrations.txt
 	$(COMPILE) pyproject.toml --extra zephyr --constraint requirements/dev.txt --output-file requirements/zephyr.txt
+	$(COMPILE) --group types --constraint requirements/dev.txt --output-file requirements/types.txt
 	$(COMPILE) --group build --constraint requirements/dev.txt --output-file requirements/build.txt
 
 .PHONY: clean

@@ -183,7 +183,7 @@ def job_summary(job: JobRecord, tasks: Sequence[TaskRecord]) -> JobInfo:
         error_message=job.error_message,
         error=job.error,
         parent=job.request.parent,
-        after=job.request.after,
+        after=tuple(job.request.after),
         priority=job.request.priority,
         first_attempt=job.first_attempt,
         array=job.request.array,

@@ -404,7 +404,7 @@ async def test_secrets_that_a_dead_controller_left_go_and_those_of_a_job_stay(
     store = SecretStore(bus, NS)
     async with controller(own_server, NEVER):
         async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS), NS) as cluster:
-            environment = EnvironmentConfig(secrets=["PATH"])  # type: ignore[arg-type]
+            environment = EnvironmentConfig(secrets=["PATH"])
             job_id = await cluster.launch(_request(environment=environment))
         (wanted,) = await store.names()
         await store.put("of-a-job-that-is-over", {"A": "1"})

@@ -138,7 +138,7 @@ def test_what_it_waits_for_is_explained() -> None:
 
 def test_jobs_are_named_by_id_or_by_what_poll_gives() -> None:
     info = JobInfo(job_id=JobId("a"), name="a", namespace=NS, status=S)
-    request = JobRequest(name="b", entrypoint=Entrypoint(command=("true",)), after=[info, "c", "a"])  # type: ignore[arg-type]
+    request = JobRequest(name="b", entrypoint=Entrypoint(command=("true",)), after=[info, "c", "a"])  # type: ignore[list-item]
     assert request.after == ("a", "c")
     assert JobRequest.from_json(request.to_json()) == request
 

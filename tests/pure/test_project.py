@@ -118,6 +118,7 @@ def test_requirements_hold_what_pyproject_asks_for() -> None:
     integrations = pyproject["dependency-groups"]["integrations"]
     dev = [entry for entry in pyproject["dependency-groups"]["dev"] if isinstance(entry, str)]
     files = {"local": core + local, "build": build, "dev": core + local + build + dev, "integrations": integrations}
+    files["types"] = pyproject["dependency-groups"]["types"]
     for name, wanted in files.items():
         text = (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8")
         locked = set(re.findall(r"^([a-z0-9-]+)==", text, re.MULTILINE))

@@ -23,7 +23,7 @@ def _set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _with_secret(script: str, **fields: object) -> JobRequest:
     request = command("sh", "-c", script).model_copy(update=fields)
-    return request.model_copy(update={"environment": EnvironmentConfig(secrets=["MY_DSN"])})  # type: ignore[arg-type]
+    return request.model_copy(update={"environment": EnvironmentConfig(secrets=["MY_DSN"])})
 
 
 def _kept(cluster: LocalCluster) -> int:

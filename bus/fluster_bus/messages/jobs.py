@@ -17,7 +17,7 @@ from fluster_bus.core.names import JobId, Namespace, WorkerId, check_name, maske
 from fluster_bus.messages.parts.arrays import TaskArray, number_in
 from fluster_bus.messages.parts.environments import EnvironmentConfig
 from fluster_bus.messages.parts.images import UsedImage
-from fluster_bus.messages.parts.model import Message, is_carried
+from fluster_bus.messages.parts.model import Many, Message, is_carried
 from fluster_bus.messages.parts.origin import Origin
 from fluster_bus.messages.parts.resources import ResourceConfig
 
@@ -73,12 +73,12 @@ class Entrypoint(Message):
     pickled.
     """
 
-    command: tuple[str, ...] | None = None
+    command: Many[str] | None = None
     python: str | None = None
     """The minor version that pickled the callable, such as 3.12."""
     pickled: bytes | None = Field(default=None, max_length=MAX_ENTRYPOINT_BYTES, repr=False)
     callable: Callable[..., object] | None = Field(default=None, exclude=True)
-    args: tuple[object, ...] = Field(default=(), exclude=True)
+    args: Many[object] = Field(default=(), exclude=True)
     kwargs: Mapping[str, object] = Field(default_factory=dict, exclude=True)
 
     @model_validator(mode="before")
@@ -144,7 +144,7 @@ class JobRequest(Message):
     stops no other, unless max_task_failures says so; after the % stands how many may run at once."""
     gang: bool = False
     """All tasks start together or none does; one that is lost or fails starts all of them again."""
-    ports: tuple[str, ...] = ()
+    ports: Many[str] = ()
     """Names: each task finds the number in FLUSTER_PORT_<NAME>."""
     max_retries_failure: int = Field(default=0, ge=0, le=1_000_000)
     retry_window_s: float | None = Field(default=None, gt=0)
@@ -180,7 +180,7 @@ class JobRequest(Message):
     """A program that runs outside of the cluster: the job ends when it does. The program reports to the controller."""
     detached: bool = False
     """Launched from within a job, it is not its child and lives on."""
-    after: tuple[JobId, ...] = Field(default=(), max_length=MAX_AFTER)
+    after: Many[JobId] = Field(default=(), max_length=MAX_AFTER)
     """Jobs, by id or JobInfo, that must end first."""
     after_failure: Literal["fail", "run"] = "fail"
     """What to do when a job of `after` does not succeed: fail as well, or run."""
@@ -355,7 +355,7 @@ class TaskStatus(Message):
 class JobDetails(Message):
     """What a job was asked to run. Values of variables that are likely to be secrets are masked."""
 
-    command: tuple[str, ...] | None = None
+    command: Many[str] | None = None
     """None: a callable."""
     resources: ResourceConfig
     environment: EnvironmentConfig

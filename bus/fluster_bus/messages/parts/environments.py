@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fluster_bus.core.names import masked
-from fluster_bus.messages.parts.model import Message, is_carried
+from fluster_bus.messages.parts.model import Many, Message, is_carried
 
 MAX_REQUIREMENTS_CHARACTERS = 256 << 10
 
@@ -39,12 +39,12 @@ class EnvironmentConfig(Message):
     cwd: str | None = Field(default=None, min_length=1, max_length=4_096)
     bundle: str | None = Field(default=None, pattern=r"\A[0-9a-f]{64}\z")
     """What was made of the workspace: its SHA-256."""
-    pip_packages: tuple[str, ...] = ()
+    pip_packages: Many[str] = ()
     requirements: str | None = Field(default=None, max_length=MAX_REQUIREMENTS_CHARACTERS)
     uv_lock: bool = False
     python: str | None = Field(default=None, min_length=1, max_length=4_096)
     env_vars: Mapping[str, str] = Field(default_factory=dict)
-    secrets: tuple[str, ...] = Field(default=(), max_length=64)
+    secrets: Many[str] = Field(default=(), max_length=64)
     image: str | None = Field(default=None, pattern=r"\A[A-Za-z0-9][\w.:/@-]*\z", max_length=1_024)
     mounts: Mapping[str, str] = Field(default_factory=dict)
 

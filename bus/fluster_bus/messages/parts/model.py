@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.core.names import did_you_mean, near_names
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    Many = list[T] | tuple[T, ...]  # a list may be given
+else:
+    Many = tuple[T, ...]  # and is made one of these
 
 _NOTHING_UNKNOWN: dict[str, object] = {}  # one for all, since messages are frozen
 _MAX_PROBLEM_CHARACTERS = 200  # of each: names of fields and values are as long as their writer likes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,7 +197,7 @@ def _rendezvous(task: TaskRecord, job: JobRecord) -> dict[str, str]:
     }
 
 
-def _free_ports(names: tuple[str, ...]) -> dict[str, int]:
+def _free_ports(names: Iterable[str]) -> dict[str, int]:
     """A port for each name; all are held until all are known, so no two are the same."""
     with ExitStack() as stack:
         sockets = {name: stack.enter_context(socket.socket()) for name in names}
