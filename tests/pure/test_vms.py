@@ -33,8 +33,7 @@ from fluster_services.vm.container import (
     user_of_vms,
     vm_container,
 )
-from fluster_services.vm.fleet import Output
-from fluster_services.vm.sizes import GpuStock, sized, usual_size
+from fluster_services.vm.fleet import GpuStock, Output, sized, usual_size
 from fluster_services.worker.contract.container import NOBODY, Libraries
 
 if TYPE_CHECKING:

@@ -26,9 +26,8 @@ from fluster_services.vm.container import (
     vm_container,
 )
 from fluster_services.vm.docker_machine import DockerMachine, Engine
-from fluster_services.vm.fleet import Fleet, Machine
+from fluster_services.vm.fleet import Fleet, GpuStock, Machine, sized, usual_size
 from fluster_services.vm.machine import setup_line
-from fluster_services.vm.sizes import GpuStock, sized, usual_size
 from fluster_services.worker.contract.config import ContainerSettings, WorkerConfig
 from fluster_services.worker.contract.container import given_libraries, is_in_or_around, own_libraries, secret_places
 from fluster_services.worker.engine import EngineError, asked, find_api_version

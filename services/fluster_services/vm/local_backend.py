@@ -12,9 +12,8 @@ from pathlib import Path
 
 from fluster_bus.messages import Capacity, WorkerId
 from fluster_services.vm.backend import ClusterToJoin, VMError
-from fluster_services.vm.fleet import Fleet, Machine
+from fluster_services.vm.fleet import Fleet, Machine, sized, usual_size
 from fluster_services.vm.machine import setup_line
-from fluster_services.vm.sizes import sized, usual_size
 from fluster_services.worker.contract.config import WorkerConfig
 
 _LEAVE_TIMEOUT_S, _KILL_TIMEOUT_S = 8.0, 5.0
