@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fluster_services.vm.backend import VMError
 from fluster_services.vm.container import VMContainer, create_body, folders_tar
 from fluster_services.worker.contract.container import NO_GPUS, OWN_MINOR
+from fluster_services.worker.contract.container_output import exactly
 from fluster_services.worker.engine import EngineError, NotThereError, connect, told
 
 if TYPE_CHECKING:
@@ -206,12 +207,5 @@ def _let_go(leash: socket.socket) -> None:
 
 def _carry(read: Callable[[int], bytes | None], write: Callable[[bytes], None]) -> None:
     """Write what comes in the engine's frames."""
-    while len(header := _exactly(read, 8)) == 8:
-        write(_exactly(read, int.from_bytes(header[4:], "big")))
-
-
-def _exactly(read: Callable[[int], bytes | None], size: int) -> bytes:
-    found = b""
-    while len(found) < size and (data := read(size - len(found))):
-        found += data
-    return found
+    while len(header := exactly(read, 8)) == 8:
+        write(exactly(read, int.from_bytes(header[4:], "big")))

@@ -1,8 +1,15 @@
-"""Reads a container's output: takes out what its init says, and misses and repeats nothing when the engine was away."""
+"""Reads a container's output: takes out what its init says, and misses and repeats nothing when the engine was away.
+
+And waits until its init can be sent signals.
+"""
 
 from __future__ import annotations
 
 import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 INIT_VARIABLES = {"TINI_VERBOSITY": "2"}
 _INIT_MARK = b"[INFO  tini (1)] "
@@ -11,6 +18,7 @@ _INIT_LINE = re.compile(
     rb"(?:normally \(with status '(\d{1,3})'\)|with signal \(with signal '.*'\)))\n"
 )
 _INIT_LONGEST = 1_000  # a line that does not end by then is none of its
+_INIT_S, _INIT_LOOK_S = 0.3, 0.002  # for process 1 of a container to listen to signals
 _TAIL_BYTES = 64 << 10  # by which the two are compared
 
 
@@ -100,3 +108,29 @@ class LogPosition:
         del self._tail[line:]
         self._expected = b""
         return matched[line:] + data[same:]
+
+
+def exactly(read: Callable[[int], bytes | None], size: int) -> bytes:
+    """So many bytes of what `read` gives piece by piece; fewer at its end."""
+    found = b""
+    while len(found) < size and (data := read(size - len(found))):
+        found += data
+    return found
+
+
+def wait_init(pid: int) -> None:
+    """Return when process 1 of a container listens to signals: the kernel drops those that come earlier."""
+    deadline = time.monotonic() + _INIT_S
+    while time.monotonic() < deadline:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:  # over, or not to be seen from here
+            return
+        # Docker's own first blocks what it waits for, which does not show while it waits, and then ignores SIGTTOU.
+        if _has(status, "SigIgn", signal.SIGTTOU) or _has(status, "SigCgt", signal.SIGTERM):
+            return
+        time.sleep(_INIT_LOOK_S)
+
+
+def _has(status: str, name: str, number: int) -> bool:
+    return bool(int(status.partition(f"\n{name}:\t")[2][:16], 16) >> (number - 1) & 1)

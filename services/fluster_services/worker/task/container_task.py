@@ -28,7 +28,7 @@ from fluster_services.worker.contract.attempt_directory import (
 )
 from fluster_services.worker.contract.attempt_records import LaunchSpec, task_folder, to_json
 from fluster_services.worker.contract.container import NO_GPUS, Container
-from fluster_services.worker.contract.container_output import InitWords, LogPosition
+from fluster_services.worker.contract.container_output import InitWords, LogPosition, exactly, wait_init
 from fluster_services.worker.contract.faults import why_scarce
 from fluster_services.worker.engine import (
     EngineAwayError,
@@ -62,7 +62,6 @@ _KILL_TIMEOUT_S = 3.0
 _ALONE_S = 30.0  # without a keeper, for the container to be gone; else the worker finds it by its labels
 _LOOK_S = 0.2  # between two looks at an engine that is away
 _OOM_NEWS_S, _OOM_LOOK_S = 1.0, 0.05  # for the news that the kernel killed a process for its memory
-_INIT_S, _INIT_LOOK_S = 0.3, 0.002  # for process 1 of a container to listen to signals
 _STREAMS = {1: 1, 2: 2}  # {number in the engine's frames: descriptor}
 _STDOUT = 1
 _TAIL_BYTES = 1_000
@@ -147,7 +146,7 @@ class _Attendant:
     def _signal(self, number: signal.Signals, pid: int) -> None:
         numbers = [number]
         if number == signal.SIGTERM:
-            _wait_init(pid)
+            wait_init(pid)
             numbers.append(signal.SIGCONT)  # a stopped process would sleep through its grace
         client = self._connect(_KILL_TIMEOUT_S)
         try:
@@ -308,7 +307,7 @@ class _Attendant:
 
     def _carry(self, read: Callable[[int], bytes | None]) -> None:
         """Write what comes in the engine's frames, and is new, to the keeper's pipes."""
-        while len(header := _exactly(read, 8)) == 8:
+        while len(header := exactly(read, 8)) == 8:
             stream, size = header[0], int.from_bytes(header[4:], "big")
             while size > 0 and (data := read(size)):
                 size -= len(data)
@@ -411,31 +410,6 @@ def _fill(spec: LaunchSpec, container: Container, folder: Path) -> None:
                 os.chown(path, user, group, follow_symlinks=False)
     except (OSError, shutil.Error) as cause:
         raise CannotStartError("OSError", f"its folder could not be filled: {cause}", EXIT_NOT_EXECUTABLE) from cause
-
-
-def _exactly(read: Callable[[int], bytes | None], size: int) -> bytes:
-    found = b""
-    while len(found) < size and (data := read(size - len(found))):
-        found += data
-    return found
-
-
-def _wait_init(pid: int) -> None:
-    """Return when process 1 of a container listens to signals: the kernel drops those that come earlier."""
-    deadline = time.monotonic() + _INIT_S
-    while time.monotonic() < deadline:
-        try:
-            status = Path(f"/proc/{pid}/status").read_text()
-        except OSError:  # over, or not to be seen from here
-            return
-        # Docker's own first blocks what it waits for, which does not show while it waits, and then ignores SIGTTOU.
-        if _has(status, "SigIgn", signal.SIGTTOU) or _has(status, "SigCgt", signal.SIGTERM):
-            return
-        time.sleep(_INIT_LOOK_S)
-
-
-def _has(status: str, name: str, number: int) -> bool:
-    return bool(int(status.partition(f"\n{name}:\t")[2][:16], 16) >> (number - 1) & 1)
 
 
 def _not_run(spec: LaunchSpec, reason: str) -> str:
