@@ -27,6 +27,7 @@ from fluster_services.controller.scheduling.scheduler_lines import (
     Gang,
     GangLine,
     Line,
+    Reservation,
     is_as_large,
     is_at_least,
 )
@@ -48,9 +49,7 @@ class Scheduler:
         self._out: dict[tuple[JobKey, int], Capacity] = {}  # {task: the need with which it was offered}
         self._since: dict[tuple[JobKey, int], float] = {}  # {task: when it was added}
         self.gangs = GangLine(self._shares)
-        self._reserved: Position | None = None
-        self._reserved_need: Capacity | None = None
-        self._last_reserved: Position | None = None
+        self._reservation = Reservation(self.order)
         self.is_shared = False  # tasks of several namespaces wait
         self._present: dict[Namespace, int] = {}  # {namespace: its lines and gangs}
 
@@ -104,7 +103,7 @@ class Scheduler:
         self._bring_in((job, task))
         if self.order.kept and job not in self.gangs.by_job:
             self.order.forget_kept(job, task)
-        reserved = self._reserved
+        reserved = self.reserved
         if reserved is not None and (reserved.job, reserved.task) == (job, task) and job not in self.gangs.by_job:
             self.release()
 
@@ -171,7 +170,7 @@ class Scheduler:
         """
         line = self._lines.get(need)
         if line is not None:
-            if position is not None and position not in (self._reserved, self._last_reserved):
+            if position is not None and position not in (self._reservation.position, self._reservation.last):
                 line.overtaken_since = None  # it found room by itself; one that was helped tells nothing about the next
             line.accepted += 1
             if line.accepted % _WIDENS_AFTER == 0:
@@ -300,7 +299,7 @@ class Scheduler:
             self.gangs.on_no_offer(job, task)
         self.gangs.remove(gang)
         self._leave(job.namespace)
-        if gang.position == self._reserved:
+        if gang.position == self.reserved:
             self.release()
         self.order.forget_kept(job, gang.position.task)
         return True
@@ -311,7 +310,7 @@ class Scheduler:
         if gang is None:
             return
         gang.is_held = True
-        if gang.position == self._reserved:
+        if gang.position == self.reserved:
             self.release()
         self.order.forget_kept(job, gang.position.task)
         self._note_overtaken(gang.position, None, now=now)
@@ -367,31 +366,25 @@ class Scheduler:
     @property
     def reserved(self) -> Position | None:
         """The task, or the first of the gang, for which workers are kept free."""
-        return self._reserved
+        return self._reservation.position
 
     def reserve(self, starving: Starving) -> None:
         """Workers are kept free for it instead of for another, until it no longer waits, or `release`."""
-        if self._reserved is not None:
+        if self.reserved is not None:
             self.release()
-        self._reserved = starving.position
         self.order.keep_quota(starving)
         # A gang has no line of its own: a task with the same need is where its own position says.
-        self._reserved_need = starving.need if starving.position.job not in self.gangs.by_job else None
+        is_gang = starving.position.job in self.gangs.by_job
+        self._reservation.make(starving.position, None if is_gang else starving.need)
 
     def release(self) -> None:
         """No worker is kept free from now on: those that were may have room for what was not offered to them."""
-        self._last_reserved, self._reserved, self._reserved_need = self._reserved, None, None
+        self._reservation.end()
         self.on_room()
 
     def is_behind_reserved(self, position: Position) -> bool:
         """True when that task may not be offered to workers that are kept free."""
-        reserved = self._reserved
-        if reserved is None:
-            return False
-        if position.job.namespace == reserved.job.namespace:
-            return position > reserved
-        # Also for one that has less, until the one that is reserved for is placed: else it might never be.
-        return self.order.band(position) >= self.order.band(reserved)
+        return self._reservation.is_before(position)
 
     def is_short_of_quota(self, starving: Starving) -> bool:
         """True when the quota has no room for it, beside what it has itself while it is out."""
@@ -401,7 +394,7 @@ class Scheduler:
         return not self.order.has_quota(position, starving.need, starving.count)
 
     def _is_before_reserved(self, line: Line) -> bool:
-        if line.need == self._reserved_need:
+        if line.need == self._reservation.need:
             return True  # the one that is reserved for may be out itself, and so not in its line
         return self._has_task(line) and not self.is_behind_reserved(line.heap[0])
 
@@ -445,6 +438,6 @@ class Scheduler:
             position = kept.position
             assert position.job.namespace == namespace  # noqa: S101
             assert (position.job, position.task) in self._waiting or position.job in self.gangs.by_job  # noqa: S101
-        reserved = self._reserved
+        reserved = self.reserved
         if reserved is not None:
             assert (reserved.job, reserved.task) in self._waiting or reserved.job in self.gangs.by_job  # noqa: S101

@@ -1,4 +1,4 @@
-"""What waits to be offered: tasks in lines, one for each need, and gangs, each as a whole."""
+"""What waits to be offered: tasks in lines, one for each need, and gangs, each as a whole; and for whom workers are kept free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fluster_bus.messages import Capacity, Namespace
 from fluster_services.capacity import has_counts
-from fluster_services.controller.scheduling.order import Position, Starving
+from fluster_services.controller.scheduling.order import FairOrder, Position, Starving
 from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.shares import Shares
 
@@ -115,6 +115,34 @@ class GangLine:
         """Raise AssertionError when the overtaken ones are not those that say so, in the order."""
         overtaken = [gang.position for gang in self.by_job.values() if gang.overtaken_since is not None]
         assert self._overtaken == sorted(overtaken)  # noqa: S101
+
+
+class Reservation:
+    """The task, or the first of the gang, for which workers are kept free; at most one at a time."""
+
+    def __init__(self, order: FairOrder) -> None:
+        self._order = order
+        self.position: Position | None = None
+        self.need: Capacity | None = None  # of a task
+        self.last: Position | None = None  # for which they were before
+
+    def make(self, position: Position, need: Capacity | None) -> None:
+        """Workers are kept free for it; `need` is None for a gang."""
+        self.position, self.need = position, need
+
+    def end(self) -> None:
+        """No worker is kept free from now on."""
+        self.last, self.position, self.need = self.position, None, None
+
+    def is_before(self, position: Position) -> bool:
+        """True when that task may not be offered to workers that are kept free."""
+        reserved = self.position
+        if reserved is None:
+            return False
+        if position.job.namespace == reserved.job.namespace:
+            return position > reserved
+        # Also for one that has less, until the one that is reserved for is placed: else it might never be.
+        return self._order.band(position) >= self._order.band(reserved)
 
 
 def is_at_least(need: Capacity, other: Capacity) -> bool:
