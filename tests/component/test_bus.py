@@ -21,6 +21,7 @@ from fluster_bus.core.errors import (
     ConnectError,
     CredentialsError,
     DisconnectedError,
+    InvalidMessageError,
     InvalidNameError,
     MessageTooLargeError,
     NoRespondersError,
@@ -32,7 +33,7 @@ from fluster_bus.core.roles import Role
 from fluster_bus.messages import Done, LogBatch
 from fluster_bus.messages.parts.model import Message
 from fluster_bus.server import EmbeddedServer
-from tests.component.conftest import ConnectBus, freeze_server, kill_server
+from tests.component.conftest import ConnectBus, freeze_server, kill_server, thaw_server
 from tests.insides import nats_client_of, subscriptions_of
 from tests.waiting import wait_until_async
 
@@ -95,6 +96,75 @@ async def test_an_answer_after_the_timeout_is_dropped(bus: Bus, subject: str) ->
     request = asyncio.create_task(bus.request(subject, timeout_s=LONG_S))
     await bus.publish((await asked.get()).reply, b"in time")
     assert (await request).data == b"in time"
+
+
+async def test_each_request_has_its_own_time(bus: Bus, subject: str) -> None:
+    await bus.subscribe(subject, lambda _delivery: None)
+    ended: list[float] = []
+
+    async def ask(timeout_s: float) -> None:
+        with pytest.raises(RequestTimeoutError, match=f"within {timeout_s:g} s"):
+            await bus.request(subject, timeout_s=timeout_s)
+        ended.append(timeout_s)
+
+    longest = asyncio.create_task(bus.request(subject, timeout_s=LONG_S))
+    async with asyncio.timeout(SOON_S):
+        await asyncio.gather(ask(1.0), ask(0.5), ask(0.25), ask(0.0))
+        await ask(0.1)  # and one that comes when those are over
+    assert ended == [0.0, 0.25, 0.5, 1.0, 0.1]
+    assert not longest.done()
+    longest.cancel()
+
+
+async def test_what_is_heard_may_fail_and_the_connection_reads_on(
+    bus: Bus, subject: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[bytes] = []
+
+    def take(delivery: Delivery) -> None:
+        if delivery.data == b"unreadable":
+            raise InvalidMessageError("it is no record")
+        if delivery.data == b"bad":
+            raise ValueError("it broke")
+        heard.append(delivery.data)
+
+    subscription = await bus.hear(subject, take)
+    for data in (b"first", b"bad", b"unreadable", b"second"):
+        await bus.publish(subject, data)
+    await bus.flush()  # all that was sent before it has come, and was taken
+    assert heard == [b"first", b"second"]
+    assert "was not taken: ValueError: it broke" in caplog.text
+    assert "was not taken: it is no record" in caplog.text
+    await subscription.drain()
+    await bus.publish(subject, b"third")
+    await bus.flush()
+    assert heard == [b"first", b"second"]
+    assert subject not in subscriptions_of(bus)
+    await bus.close()
+    with pytest.raises(ClosedError):
+        await bus.hear(subject, take)
+
+
+async def test_what_is_sent_to_a_server_that_does_not_read_comes_in_order_when_it_does(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, subject: str
+) -> None:
+    bus, other = await connect_bus(own_server), await connect_bus(own_server)
+    heard: list[Delivery] = []
+    await other.hear(subject, heard.append)
+    await other.flush()
+    freeze_server(own_server)
+    expected: list[bytes] = []
+    for number in range(200):  # more than sockets and asyncio hold
+        small, large = b"%d" % number, b"%d" % number * 30_000
+        expected += [small, large]
+        await bus.publish(subject, small)
+        await bus.publish(subject, large, headers={"Some": "header"})
+        await asyncio.sleep(0)
+    thaw_server(own_server)
+    await bus.publish(subject, b"last")
+    await wait_until_async(lambda: bool(heard) and heard[-1].data == b"last")
+    assert [each.data for each in heard] == [*expected, b"last"]
+    assert [each.headers for each in heard[:2]] == [None, {"Some": "header"}]
 
 
 async def test_a_cancelled_request_leaves_nothing(bus: Bus, subject: str) -> None:

@@ -19,7 +19,6 @@ _CALLED = {
     "_process_pong": [],
     "_process_err": ["err_msg"],
     "_send_unsubscribe": ["sid", "limit"],
-    "_remove_sub": ["sid", "max_msgs"],
 }
 _OF_A_SUBSCRIPTION_CALLED: dict[str, list[str]] = {"_stop_processing": []}
 _REPLACED = {
@@ -31,8 +30,19 @@ _REPLACED = {
     "_close": ["status", "do_cbs"],
     "request": ["subject", "payload", "timeout", "old_style", "headers"],
     "drain": [],
+    "_flush_pending": ["force_flush"],
+    "_remove_sub": ["sid", "max_msgs"],
 }
-_OF_CLIENT = {"_ps", "_transport", "_current_server", "_pending", "_pending_data_size", "_subs", "_status"}
+_OF_CLIENT = {
+    "_ps",
+    "_transport",
+    "_current_server",
+    "_pending",
+    "_pending_data_size",
+    "_subs",
+    "_status",
+    "_flush_queue",
+}
 _OF_SUBSCRIPTION = {"_id", "_wait_for_msgs_task", "_pending_queue", "_closed"}
 
 

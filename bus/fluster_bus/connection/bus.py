@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, TypeVar
 
 import nats.errors
 from nats.js import JetStreamContext
 
 from fluster_bus.connection.connection import DEFAULT_TIMEOUT_S, PENDING_BYTES, PENDING_MESSAGES, Connection
+from fluster_bus.connection.replies import checked
 from fluster_bus.connection.serving import Answer, RequestQueue, Service
 from fluster_bus.core import subjects
 from fluster_bus.core.delivery import Delivery
@@ -24,7 +24,6 @@ from fluster_bus.core.errors import (
     MessageTooLargeError,
     NoRespondersError,
     RequestTimeoutError,
-    service_error,
 )
 from fluster_bus.messages.parts.model import Message
 from fluster_bus.running.coroutines import retried
@@ -41,7 +40,6 @@ Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 
 _ASK_AGAIN_S = 2.0  # an answer takes milliseconds: after this its sender has probably died
-_NO_RESPONDERS = "503"
 _FLUSH = "(flush)"  # in the place of a subject
 
 
@@ -50,22 +48,19 @@ class Bus(Connection):
 
     # ---- sending ----------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _translated(self, subject: str, size: int) -> Iterator[None]:
-        try:
-            yield
-        except nats.errors.MaxPayloadError as error:
-            raise MessageTooLargeError(
+    def _own_error(self, error: nats.errors.Error, subject: str, size: int) -> BusError:
+        """What to raise for an error of nats-py's."""
+        if isinstance(error, nats.errors.MaxPayloadError):
+            return MessageTooLargeError(
                 f"the message to {subject} has {size:,} bytes, over the server's limit of {self.max_payload:,}"
-            ) from error
-        except nats.errors.ConnectionClosedError as error:
-            raise ClosedError(f"the connection {self.name!r} is closed") from error
-        except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionReconnectingError) as error:
-            raise self._disconnected() from error
-        except nats.errors.TimeoutError as error:
-            raise RequestTimeoutError(f"{subject}: {self.address} did not answer in time") from error
-        except nats.errors.Error as error:
-            raise BusError(f"sending to {subject} failed: {error}") from error
+            )
+        if isinstance(error, nats.errors.ConnectionClosedError):
+            return ClosedError(f"the connection {self.name!r} is closed")
+        if isinstance(error, nats.errors.OutboundBufferLimitError | nats.errors.ConnectionReconnectingError):
+            return self._disconnected()
+        if isinstance(error, nats.errors.TimeoutError):
+            return RequestTimeoutError(f"{subject}: {self.address} did not answer in time")
+        return BusError(f"sending to {subject} failed: {error}")
 
     async def publish(
         self, subject: str, data: bytes = b"", *, reply: str = "", headers: dict[str, str] | None = None
@@ -73,8 +68,10 @@ class Bus(Connection):
         """Send without an answer. Raises DisconnectedError at once while there is no connection."""
         if not self._connected:
             raise self._disconnected()
-        with self._translated(subject, len(data)):
+        try:
             await self._nats.publish(subject, data, reply=reply, headers=headers)
+        except nats.errors.Error as error:
+            raise self._own_error(error, subject, len(data)) from error
 
     async def flush(self) -> None:
         """Wait until the server has seen everything that was sent, subscriptions included.
@@ -83,12 +80,11 @@ class Bus(Connection):
         """
         # A message to this connection itself comes back after all that was sent before it. nats-py's own flush does
         # not do: its PING overtakes what is buffered, and when it is cancelled the PONG ends the loop that reads.
-        token, answers = self._replies.open(_FLUSH)
+        token, coming = self._replies.expect(_FLUSH, DEFAULT_TIMEOUT_S)
         try:
             await self.publish(f"{self._inbox}.{token}")
-            async with asyncio.timeout(DEFAULT_TIMEOUT_S):
-                self._checked(_FLUSH, await answers.get())
-        except TimeoutError as error:
+            checked(_FLUSH, await coming)
+        except RequestTimeoutError as error:
             raise RequestTimeoutError(
                 f"{self.address} did not send back a message within {DEFAULT_TIMEOUT_S:g} s"
             ) from error
@@ -115,16 +111,12 @@ class Bus(Connection):
         answer is an error.
         """
         inbox = await self._inbox_for(asked or subjects.asked_namespace(subject))
-        token, coming = self._replies.expect(subject)
+        token, coming = self._replies.expect(subject, timeout_s)
         try:
             await self.publish(subject, data, reply=f"{inbox}.{token}", headers=headers)
-            async with asyncio.timeout(timeout_s):
-                answer = await coming
-        except TimeoutError as error:
-            raise RequestTimeoutError(f"no answer on {subject} came within {timeout_s:g} s") from error
+            return checked(subject, await coming)
         finally:
             self._replies.close(token)
-        return self._checked(subject, answer)
 
     async def _inbox_for(self, namespace: str | None) -> str:
         """Where answers are heard of a namespace's jobs, which may answer nowhere else, or of the cluster's services."""
@@ -135,15 +127,6 @@ class Bus(Connection):
             await self._hear(inbox)
             self._inboxes.setdefault(namespace, inbox)
         return self._inboxes[namespace]
-
-    def _checked(self, subject: str, answer: Delivery | BusError) -> Delivery:
-        if isinstance(answer, BusError):
-            raise type(answer)(*answer.args)  # a fresh one: several requesters were handed the same
-        if answer.status == _NO_RESPONDERS:
-            raise NoRespondersError(f"no program listens on {subject}")
-        if answer.error is not None:
-            raise service_error(*answer.error)
-        return answer
 
     async def request_many(
         self, subject: str, data: bytes, *, last_status: str, timeout_s: float = DEFAULT_TIMEOUT_S
@@ -158,7 +141,7 @@ class Bus(Connection):
             await self.publish(subject, data, reply=f"{self._inbox}.{token}")
             while not found or found[-1].status is None:
                 async with asyncio.timeout(timeout_s):
-                    found.append(self._checked(subject, await answers.get()))
+                    found.append(checked(subject, await answers.get()))
         except TimeoutError as error:
             raise RequestTimeoutError(
                 f"no further answer from {subject} within {timeout_s:g} s ({last_status} not seen)"
@@ -201,18 +184,30 @@ class Bus(Connection):
             if result is not None:
                 await result
 
-        with self._translated(subject, 0):
-            return Subscription(
-                self,
-                self._nats,
-                await self._nats.subscribe(
-                    subject,
-                    queue=queue,
-                    cb=on_message,
-                    pending_msgs_limit=PENDING_MESSAGES,
-                    pending_bytes_limit=PENDING_BYTES,
-                ),
+        try:
+            made = await self._nats.subscribe(
+                subject,
+                queue=queue,
+                cb=on_message,
+                pending_msgs_limit=PENDING_MESSAGES,
+                pending_bytes_limit=PENDING_BYTES,
             )
+        except nats.errors.Error as error:
+            raise self._own_error(error, subject, 0) from error
+        return Subscription(self, self._nats, made)
+
+    async def hear(self, subject: str, take: Callable[[Delivery], None]) -> Subscription:
+        """Have `take` run for each message as it is read, before anything else: it is to be short. Its errors are logged.
+
+        Raises ClosedError.
+        """
+        if self._over is not None:
+            raise ClosedError(self._over)
+        try:
+            made = await self._nats.hear(subject, take)
+        except nats.errors.Error as error:
+            raise self._own_error(error, subject, 0) from error
+        return Subscription(self, self._nats, made)
 
     async def serve(
         self,

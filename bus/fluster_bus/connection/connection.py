@@ -20,10 +20,8 @@ import nats.js.errors
 from fluster_bus.access.address import BusAddress
 from fluster_bus.access.tls import HandshakeError, client_context
 from fluster_bus.connection.nats_client import NO_LIMIT, QuickClient
-from fluster_bus.core import subjects
-from fluster_bus.core.delivery import Delivery
+from fluster_bus.connection.replies import Replies
 from fluster_bus.core.errors import (
-    BusError,
     ClosedError,
     ConnectError,
     CredentialsError,
@@ -36,8 +34,6 @@ from fluster_bus.direct.pulse import PingTiming
 from fluster_bus.running.coroutines import SpawnedTasks, retried
 
 if TYPE_CHECKING:
-    from nats.aio.msg import Msg
-
     from fluster_bus.access.address import BusAddress
 
 log = logging.getLogger(__name__)
@@ -64,51 +60,6 @@ def _nats_options(address: BusAddress) -> dict[str, Any]:
         "user_jwt_cb": lambda: bytearray(fields["jwt"].encode()),
         "signature_cb": lambda nonce: address.proof(nonce)["sig"].encode(),
     }
-
-
-class Replies:
-    """Requests that are out, by the token at the end of their reply subject."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._waiting: dict[str, tuple[str, Callable[[Delivery | BusError], None]]] = {}  # {token: (subject, taker)}
-
-    def open(self, subject: str) -> tuple[str, asyncio.Queue[Delivery | BusError]]:
-        """For any number of answers."""
-        answers: asyncio.Queue[Delivery | BusError] = asyncio.Queue()
-        return self._open(subject, answers.put_nowait), answers
-
-    def expect(self, subject: str) -> tuple[str, asyncio.Future[Delivery | BusError]]:
-        """For the one answer that there is to most requests."""
-        answer: asyncio.Future[Delivery | BusError] = asyncio.get_running_loop().create_future()
-
-        def take(delivery: Delivery | BusError) -> None:
-            if not answer.done():
-                answer.set_result(delivery)
-
-        return self._open(subject, take), answer
-
-    def _open(self, subject: str, take: Callable[[Delivery | BusError], None]) -> str:
-        token = f"{next(self._numbers):x}"
-        self._waiting[token] = (subject, take)
-        return token
-
-    def close(self, token: str) -> None:
-        self._waiting.pop(token, None)
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def deliver(self, delivery: Delivery) -> None:
-        waiting = self._waiting.get(subjects.last_token(delivery.subject))
-        if waiting is not None:  # else it came after its requester gave up
-            waiting[1](delivery)
-
-    def fail(self, error: BusError, *, subject: str | None = None) -> None:
-        """Tell all requesters, or those of one subject, that no answer will come."""
-        for asked, take in self._waiting.values():
-            if subject is None or asked.lower() == subject.lower():  # nats-py puts errors into lower case
-                take(error)
 
 
 class Connection:
@@ -207,12 +158,7 @@ class Connection:
         self.spawn(self._nats.watch_pulse(self._pings), "the watch over the connection")
 
     async def _hear(self, inbox: str) -> None:
-        await self._nats.subscribe(
-            f"{inbox}.*",
-            cb=self._on_reply,
-            pending_msgs_limit=PENDING_MESSAGES,
-            pending_bytes_limit=PENDING_BYTES,
-        )
+        await self._nats.hear(f"{inbox}.*", self._replies.deliver)
 
     def _on_standing(self) -> None:
         if self._over is None:
@@ -346,9 +292,6 @@ class Connection:
         if self._over is not None:
             return ClosedError(self._over)
         return DisconnectedError(f"the connection to {self.address} is lost; it is being rebuilt")
-
-    async def _on_reply(self, msg: Msg) -> None:
-        self._replies.deliver(Delivery.of(msg))
 
     async def _on_error(self, error: Exception) -> None:
         if not self._opened and is_refusal(error):

@@ -9,6 +9,8 @@ from urllib.parse import ParseResult
 
 from nats.aio.transport import Transport
 
+_ROOM = 64 << 10  # bytes: with more of them unsent asyncio, too, has its writers wait
+
 
 class TcpStream(Transport):
     """As nats-py's TcpTransport. That one waits, when it closes, until what is unsent is sent: for a quarter of an hour
@@ -101,6 +103,19 @@ class TcpStream(Transport):
     def writelines(self, payload: list[bytes]) -> None:
         if not (self.leaving and self._open().is_closing()):
             self._writable().writelines(payload)
+
+    def write_if_room(self, payload: list[bytes], size: int) -> bool:
+        """Write what has `size` bytes in all, if the connection stands and little waits to be sent; whether it was written."""
+        if self._writer is None:
+            return False
+        transport = self._writer.transport
+        if transport.is_closing() or transport.get_write_buffer_size() >= _ROOM:
+            return False
+        if size < _ROOM:
+            transport.write(b"".join(payload))  # in half the steps, and the copy is short
+        else:
+            transport.writelines(payload)
+        return True
 
     def _writable(self) -> asyncio.StreamWriter:
         writer = self._open()

@@ -122,32 +122,25 @@ class Parser(Generic[M]):
 
 def message(parts: list[bytes], data: bytes, start: int, end: int) -> NumberedDelivery:
     """For a Parser: a message that can be read. Raises ValueError."""
-    reply, body = _reply_and_body(parts, start)
-    headers = header_block(data[start:body]) if body > start else None
-    # A reply subject is whatever its sender wrote: one that is not text belongs to no client.
-    delivery = (parts[1].decode("utf-8", "replace"), data[body:end], reply.decode("utf-8", "replace"), headers)
-    return _tuple(NumberedDelivery, (int(parts[2]), _tuple(Delivery, delivery)))
+    number, subject, reply, body, headers = raw_message(parts, data, start, end)
+    return _tuple(NumberedDelivery, (number, delivery(subject, reply, body, headers)))
+
+
+def delivery(subject: bytes, reply: bytes, data: bytes, headers: bytes) -> Delivery:
+    """A message that can be read. Whatever its sender wrote makes one: a reply subject that is not text belongs to no client."""
+    read = header_block(headers) if headers else None
+    return _tuple(Delivery, (subject.decode("utf-8", "replace"), data, reply.decode("utf-8", "replace"), read))
 
 
 def raw_message(parts: list[bytes], data: bytes, start: int, end: int) -> RawMessage:
     """For a Parser: a message that others read. Raises ValueError."""
-    reply, body = _reply_and_body(parts, start)
-    return int(parts[2]), parts[1], reply, data[body:end], data[start:body]
-
-
-def _reply_and_body(parts: list[bytes], start: int) -> tuple[bytes, int]:
-    """The reply subject, and where the body begins, behind headers if there are any. Raises ValueError."""
-    words = len(parts)
-    if parts[0] == b"MSG":
-        body = start
-    else:
+    words, body = len(parts), start
+    if parts[0] == b"HMSG":
         words -= 1  # the size of the headers stands before that of all
-        body = start + int(parts[-2])
-    if words == 4:
-        return b"", body
-    if words == 5:
-        return parts[3], body
-    raise ValueError("it has too few or too many words")
+        body += int(parts[-2])
+    if words not in (4, 5):
+        raise ValueError("it has too few or too many words")
+    return int(parts[2]), parts[1], parts[3] if words == 5 else b"", data[body:end], data[start:body]
 
 
 def _control(line: bytes) -> Control | None:

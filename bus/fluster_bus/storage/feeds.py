@@ -141,7 +141,7 @@ class Feed:
         when there will be no further connection.
         """
         arrivals, slices = _Arrivals(), TimeSlices()
-        subscription = await self._bus.subscribe(self._watch, arrivals.add)
+        subscription = await self._bus.hear(self._watch, arrivals.add)
         self._bus.on_reconnect(arrivals.reread)
         self._bus.on_end(arrivals.reread)  # which raises then
         patience_s = _STREAM_PATIENCE_S

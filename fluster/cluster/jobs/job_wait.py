@@ -101,7 +101,7 @@ async def wait_finished(
         changed.set()
 
     key = next(iter(unfinished)) if len(unfinished) == 1 else subjects.ANY_TOKEN
-    subscription = await bus.subscribe(subjects.watch_jobs(namespace, key), on_record)
+    subscription = await bus.hear(subjects.watch_jobs(namespace, key), on_record)
     bus.on_reconnect(ask)
     bus.on_end(ask)  # which raises then
     try:
