@@ -77,19 +77,14 @@ class LocalSetup:
 class LocalStarted:
     """The supervisor's answer: the address for the operator, or why there is none; before it, how far the cluster
     is.
+
+    Each is a message of `fluster.json_lines`.
     """
 
     progress: str = ""  # then it is not the last
     address: str = ""
     store_dir: str = ""
     error: str = ""
-
-    def to_json(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes) -> Self:
-        return cls(**json.loads(data))
 
 
 def default_worker_id() -> str:

@@ -33,6 +33,7 @@ from fluster.cluster.local_options import (
 from fluster.cluster.ownership import note_local
 from fluster.cluster.task.task_context import NAMESPACE
 from fluster.errors import ClusterStartError
+from fluster.json_lines import JsonLines, checked
 from fluster.local_setup import (
     MAX_LOCAL_CONTROLLERS,
     MAX_LOCAL_WORKERS,
@@ -47,6 +48,7 @@ from fluster.local_setup import (
 )
 from fluster_bus.access.address import ADDRESS_VARIABLE
 from fluster_bus.core.devices import MAX_BYTES, MAX_CPUS
+from fluster_bus.core.json_types import JsonObject
 from fluster_bus.core.lazy_imports import import_now
 from fluster_bus.core.names import check_namespace
 
@@ -54,6 +56,7 @@ _log = logging.getLogger(__name__)
 
 _REPORT_TIMEOUT_S = 15.0  # beyond what the supervisor itself gives to the start: it tells what was late
 _STOP_TIMEOUT_S = 30.0
+_MAX_LINE_BYTES = 1024 * 1024  # of what the supervisor says
 _REMOVE_TIMEOUT_S, _REMOVE_PAUSE_S = 10.0, 0.05
 # {setting of a worker's containers: the argument of LocalCluster, where that is called otherwise}
 _OPTIONS = {"shm_bytes": "shm_size", "build_authorities": "build_ca"}
@@ -260,8 +263,8 @@ class _Supervisor:
     def wait_started(self, on_progress: Callable[[str], object]) -> LocalStarted:
         """What the supervisor reports. Raises ClusterStartError."""
         timeout_s = self._setup.start_timeout_s + _REPORT_TIMEOUT_S
-        for line in self._read_lines(timeout_s):
-            started = LocalStarted.from_json(line)
+        for message in self._read_messages(timeout_s):
+            started = LocalStarted(**message)
             if not started.progress:
                 break
             on_progress(started.progress)
@@ -276,11 +279,11 @@ class _Supervisor:
         self.stop()
         return f"the cluster's supervisor ended with status {self._process.returncode} before anything was up"
 
-    def _read_lines(self, timeout_s: float) -> Iterator[bytes]:
+    def _read_messages(self, timeout_s: float) -> Iterator[JsonObject]:
         """What the supervisor says, until it says no more. Raises ClusterStartError when that takes too long."""
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         deadline = time.monotonic() + timeout_s
-        said = b""
+        lines = JsonLines(_MAX_LINE_BYTES)
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
@@ -289,8 +292,7 @@ class _Supervisor:
                 part = os.read(self._process.stdout.fileno(), 65_536)
                 if not part:
                     return
-                *lines, said = (said + part).split(b"\n")
-                yield from lines
+                yield from map(checked, lines.feed(part))
 
     def has_ended(self) -> bool:
         """Whether this process is gone, and with it the cluster."""

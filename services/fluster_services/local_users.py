@@ -15,10 +15,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fluster.json_lines import BadLineError, Lines
 from fluster_bus.access.address import write_private
 from fluster_bus.core.errors import FlusterError
 from fluster_bus.core.names import check_namespace
@@ -59,7 +59,7 @@ class AddedUsers:
         self.end, self.wishes = os.pipe()  # a wish is shorter than what a pipe takes in one piece
         os.set_blocking(self.end, False)
         os.set_blocking(self.wishes, False)
-        self._unread = b""
+        self._lines = Lines(_READ_BYTES)
 
     def write_all(self) -> None:
         """Write the files of all namespaces, and no others: the server runs, with passwords of its own. Raises OSError, AddressError."""
@@ -74,10 +74,14 @@ class AddedUsers:
 
     def on_wishes(self) -> None:
         """Fulfil what controllers have written. What cannot be done is printed on stderr, and asked for again."""
-        with suppress(BlockingIOError):
-            self._unread += os.read(self.end, _READ_BYTES)
-        *lines, self._unread = self._unread.split(b"\n")
-        for line in lines:
+        try:
+            data = os.read(self.end, _READ_BYTES)
+        except BlockingIOError:
+            return
+        for line in self._lines.feed(data):
+            if isinstance(line, BadLineError):
+                sys.stderr.write(f"no wish of a controller's: {line}\n")
+                continue
             verb, _, namespace = line.decode(errors="replace").partition(" ")
             try:
                 if verb == ADD:

@@ -25,9 +25,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from fluster.json_lines import Lines, encoded
 from fluster.local_setup import ADDRESS_FILE, LocalSetup, LocalStarted
 from fluster_bus.core.errors import FlusterError, InvalidMessageError
 from fluster_bus.core.roles import MAX_PAYLOAD_BYTES, Role
@@ -43,6 +44,7 @@ from fluster_services.worker.linux.killing import kill_descendants
 _LEAVE_TIMEOUT_S, _VMS_LEAVE_TIMEOUT_S = 5.0, 15.0
 _SERVER_PAUSE_S = 5.0  # before it is tried again to start a server that could not be
 _LOOK_AT_DISK_S = 2.0
+_MAX_LINE_BYTES = 65_536  # of what a daemon says while it starts
 
 
 class DiskRecovery:
@@ -109,7 +111,7 @@ class Supervisor:
 
     def _wait_ready(self, daemon: Daemon, ready_fd: int, leash: int, deadline: float) -> None:
         """Return when it says an empty line; what it says before is passed on."""
-        said, part = b"", b"\n"
+        lines, part = Lines(_MAX_LINE_BYTES), b"\n"
         with selectors.DefaultSelector() as selector, os.fdopen(ready_fd, "rb", buffering=0) as told:
             selector.register(told, selectors.EVENT_READ)
             selector.register(leash, selectors.EVENT_READ)
@@ -117,11 +119,11 @@ class Supervisor:
                 if leash in (key.fd for key, _ in events):
                     raise FlusterError("the owner is gone")
                 part = told.read(4096)
-                *lines, said = (said + part).split(b"\n")
-                for line in filter(None, lines):
-                    _say(LocalStarted(progress=line.decode()))
-                if b"" in lines:
-                    return
+                for line in lines.feed(part):
+                    if not line:
+                        return
+                    if isinstance(line, bytes):
+                        _say(LocalStarted(progress=line.decode()))
                 if not part:
                     break
         late = f"was not ready within {self.setup.start_timeout_s:g} s (start_timeout)"
@@ -351,7 +353,7 @@ def _held(store_dir: Path) -> Iterator[None]:
 
 def _say(started: LocalStarted) -> None:
     with contextlib.suppress(BrokenPipeError):  # the owner is gone, which the leash tells as well
-        os.write(sys.stdout.fileno(), started.to_json() + b"\n")
+        os.write(sys.stdout.fileno(), encoded(asdict(started)))
 
 
 def _show(kind: str) -> None:

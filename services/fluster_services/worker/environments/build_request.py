@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from urllib.parse import urlencode
 
+from fluster.json_lines import BadLineError, JsonLines, checked
+from fluster_bus.core.json_types import JsonObject
 from fluster_services.worker.engine import EngineAwayError, EngineError
 from fluster_services.worker.environments.image_install import REQUIREMENTS
 from fluster_services.worker.environments.image_recipe import INSTALLER, ImageRecipe
@@ -109,8 +111,9 @@ async def _messages(
     """What it says, line by line, until it has said all."""
     from h11 import Data, Response
 
-    rest = b""
+    lines = JsonLines(_MAX_LINE_BYTES)
     refusal: int | None = None  # its status
+    reason = b""
     async with aclosing(_events(http, reader)) as events:
         async for event in events:
             if isinstance(event, Response):
@@ -118,20 +121,22 @@ async def _messages(
                 if event.status_code != 200 or (b"transfer-encoding", b"chunked") not in event.headers:
                     refusal = event.status_code
             elif isinstance(event, Data):
-                rest += event.data
-                if refusal is None:
-                    *lines, rest = rest.split(b"\n")
-                    for line in lines:
-                        if line.strip():
-                            yield json.loads(line)
-                if len(rest) > _MAX_LINE_BYTES:
-                    raise EngineError(
-                        f"the Docker engine at {engine} said more than {_MAX_LINE_BYTES:,} bytes in one line"
-                    )
+                if refusal is not None:
+                    reason += event.data[: _MAX_LINE_BYTES - len(reason)]
+                    continue
+                for message in lines.feed(event.data):
+                    yield _checked(message, engine)
     if refusal is not None:
-        raise EngineError(f"the Docker engine at {engine}: {_reason(rest, refusal)}")
-    if rest.strip():
-        yield json.loads(rest)
+        raise EngineError(f"the Docker engine at {engine}: {_reason(reason, refusal)}")
+    for message in lines.feed(b"\n"):  # the last line may lack it
+        yield _checked(message, engine)
+
+
+def _checked(message: JsonObject | BadLineError, engine: str) -> JsonObject:
+    try:
+        return checked(message)
+    except BadLineError as cause:
+        raise EngineError(f"the Docker engine at {engine} said what is not a message: {cause}") from cause
 
 
 async def _events(http: h11.Connection, reader: asyncio.StreamReader) -> AsyncGenerator[h11.Event, None]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from fluster.json_lines import encoded
 from fluster_bus.core.json_types import JsonObject
 from fluster_services.worker.gpus.inventory import gpu_as_json
 
@@ -56,8 +57,8 @@ def main() -> None:
 
 
 def _say(said: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps(said) + "\n")
-    sys.stdout.flush()
+    sys.stdout.buffer.write(encoded(said))
+    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import importlib.util
-import json
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
 
+from fluster.json_lines import JsonLineStream
 from fluster_bus.core.json_types import JsonObject
 from fluster_services.worker.gpus import nvidia_smi
 from fluster_services.worker.gpus.inventory import MAX_GPUS, Gpu, GpuInventory, GpuPair, gpu_from_json
@@ -18,7 +18,7 @@ from fluster_services.worker.gpus.inventory import MAX_GPUS, Gpu, GpuInventory, 
 _LIBRARY = "libnvidia-ml.so.1"
 _DEVICE_S = 5.0  # for all values of one GPU
 _START_S = 30.0  # until a helper knows how many there are: without persistence mode it wakes the driver first
-_LINE_BYTES = 1 << 20
+_MAX_LINE_BYTES = 1 << 20
 _COMPLAINT = 500  # characters
 _MOST_STUCK = 2  # helpers that the driver does not let go of: they cannot be killed either
 
@@ -30,6 +30,7 @@ class GpuReader:
         self._device_s = device_s
         self._start_s = start_s
         self._helper: asyncio.subprocess.Process | None = None
+        self._connection: JsonLineStream | None = None  # to the helper
         self._stuck: list[asyncio.subprocess.Process] = []
         self._turn = asyncio.Lock()
 
@@ -95,19 +96,18 @@ class GpuReader:
 
     async def _ask(self, reading: _Reading) -> None:
         """Have a helper read what is not left out. Raises TimeoutError, OSError, ValueError."""
-        helper = await self._running()
-        assert helper.stdin is not None and helper.stdout is not None  # noqa: S101, PT018 - they are pipes
-        helper.stdin.write(json.dumps(reading.left_out).encode() + b"\n")
-        await helper.stdin.drain()
+        helper, connection = await self._running()
+        connection.send(reading.left_out)
+        await connection.drain()
         while not reading.end:
             async with asyncio.timeout(self._start_s if reading.count is None else self._device_s):
-                line = await helper.stdout.readline()
-            if not line:
+                said = await connection.receive()
+            if said is None:
                 raise OSError(f"it said nothing more (exit code {helper.returncode})")
-            reading.on_said(json.loads(line))
+            reading.on_said(said)
 
-    async def _running(self) -> asyncio.subprocess.Process:
-        if self._helper is None or self._helper.returncode is not None:
+    async def _running(self) -> tuple[asyncio.subprocess.Process, JsonLineStream]:
+        if self._helper is None or self._connection is None or self._helper.returncode is not None:
             self._stuck = [each for each in self._stuck if each.returncode is None]
             if len(self._stuck) >= _MOST_STUCK:
                 pids = ", ".join(str(each.pid) for each in self._stuck)
@@ -119,10 +119,11 @@ class GpuReader:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                limit=_LINE_BYTES,
                 start_new_session=True,  # Ctrl-C is for the worker, which closes it
             )
-        return self._helper
+            assert self._helper.stdin is not None and self._helper.stdout is not None  # noqa: S101, PT018 - they are pipes
+            self._connection = JsonLineStream(self._helper.stdout, self._helper.stdin, _MAX_LINE_BYTES)
+        return self._helper, self._connection
 
     async def _drop(self) -> None:
         helper, self._helper = self._helper, None

@@ -14,7 +14,6 @@ import contextlib
 import errno
 import gc
 import itertools
-import json
 import os
 import selectors
 import signal
@@ -24,6 +23,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from fluster.json_lines import JsonLines, checked, encoded
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_bus.running.prctl import set_process_name
 from fluster_services.forking import import_own, run_and_exit
@@ -38,6 +38,7 @@ from fluster_services.worker.task.task_start import take_draft
 
 # With more requests out than this, the socket's buffer could fill up and block the worker.
 _MAX_REQUESTS_OUT = 64
+_MAX_LINE_BYTES = 64 * 1024  # paths, and why a keeper could not be forked
 
 
 class TemplateDiedError(WorkerFaultError):
@@ -78,7 +79,7 @@ class TemplateHandle:
         self._ids = itertools.count(1)
         self._replies: dict[int, asyncio.Future[dict[str, object]]] = {}  # {request id: reply}
         self._room = asyncio.Semaphore(_MAX_REQUESTS_OUT)
-        self._received = b""
+        self._received = JsonLines(_MAX_LINE_BYTES)
         self._is_dead = False
         self._died = asyncio.Event()
 
@@ -95,7 +96,7 @@ class TemplateHandle:
             reply = self._replies[request_id] = asyncio.get_running_loop().create_future()
             request = {"id": request_id, "draft": str(draft), "directory": str(directory)}
             try:
-                self._socket.send(json.dumps(request).encode() + b"\n")
+                self._socket.send(encoded(request))
             except BrokenPipeError:
                 self._on_dead()
             try:
@@ -116,7 +117,7 @@ class TemplateHandle:
         """Have whatever runs in `state_dir` ended by force after that time, unless this is called again before."""
         lease = {"state_dir": str(state_dir), "ended_by": fence_clock() + ended_in_s}
         with contextlib.suppress(OSError):  # it is dead, or stopped with its buffer full: what it heard last holds
-            self._socket.send(json.dumps({"lease": lease}).encode() + b"\n")
+            self._socket.send(encoded({"lease": lease}))
 
     def close(self) -> None:
         """End the template. Its keepers live on."""
@@ -164,9 +165,8 @@ class TemplateHandle:
         if not data:
             self._on_dead()
             return
-        *lines, self._received = (self._received + data).split(b"\n")
-        for line in lines:
-            answer = json.loads(line)
+        for message in self._received.feed(data):
+            answer = checked(message)
             reply = self._replies.get(answer["id"])
             if reply is not None and not reply.done():
                 reply.set_result(answer)
@@ -199,7 +199,7 @@ class _Template:
         self._socket = connection
         self._environment = environment
         self._owner_fd = owner_fd
-        self._received = b""
+        self._received = JsonLines(_MAX_LINE_BYTES)
         self._has_worker = True
 
     def run(self) -> None:
@@ -270,9 +270,8 @@ class _Template:
         if not data:
             self._on_worker_gone()
             return
-        *lines, self._received = (self._received + data).split(b"\n")
-        for line in lines:
-            request = json.loads(line)
+        for message in self._received.feed(data):
+            request = checked(message)
             if "lease" in request:
                 self._watchdog.renew(Path(request["lease"]["state_dir"]), request["lease"]["ended_by"])
                 continue
@@ -283,7 +282,7 @@ class _Template:
             except OSError as error:
                 answer = {"error": str(error), "errno": error.errno}
             try:
-                self._socket.sendall(json.dumps({"id": request["id"], **answer}).encode() + b"\n")
+                self._socket.sendall(encoded({"id": request["id"], **answer}))
             except (BrokenPipeError, ConnectionResetError):  # the worker died; its successor finds the directory
                 self._on_worker_gone()
                 return

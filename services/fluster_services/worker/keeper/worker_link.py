@@ -12,7 +12,6 @@ What the keeper tells is how things stand, never a history: nothing piles up for
 
 from __future__ import annotations
 
-import json
 import selectors
 import socket
 import sys
@@ -20,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from fluster.json_lines import JsonLines, checked, encoded
 from fluster.progress_file import Progress
 from fluster_services.worker.contract.attempt_records import ExitRecord, to_json
 from fluster_services.worker.linux.timers import Timers
@@ -54,7 +54,7 @@ class WorkerLink:
         self._timers = timers
         self._obey = obey
         self._connection: socket.socket | None = None
-        self._received = b""
+        self._received = JsonLines(_MAX_MESSAGE_BYTES)
         self._unsent = b""
         self._start_anew()
 
@@ -92,7 +92,7 @@ class WorkerLink:
         if self._connection is None:
             return
         try:
-            self._unsent += json.dumps(message).encode() + b"\n"
+            self._unsent += encoded(message)
             self._unsent = self._unsent[self._connection.send(self._unsent) :]
         except (BlockingIOError, BrokenPipeError, ConnectionResetError):
             self._unsent = b"?"
@@ -105,8 +105,12 @@ class WorkerLink:
         if connection is None:
             return
         try:
-            while self._unsent or (message := self._news(snapshot)) is not None:
-                self._unsent = self._unsent or json.dumps(message).encode() + b"\n"
+            while True:
+                if not self._unsent:
+                    message = self._news(snapshot)
+                    if message is None:
+                        break
+                    self._unsent = encoded(message)
                 self._unsent = self._unsent[connection.send(self._unsent) :]
         except BlockingIOError:
             pass  # the selector tells when there is room
@@ -147,7 +151,7 @@ class WorkerLink:
         self._disconnect()  # there is one worker; an older connection is that of its dead predecessor
         connection.setblocking(False)
         self._connection = connection
-        self._received = self._unsent = b""
+        self._received, self._unsent = JsonLines(_MAX_MESSAGE_BYTES), b""
         self._start_anew()
         self._selector.register(connection.fileno(), selectors.EVENT_READ, self._on_message)
 
@@ -161,14 +165,13 @@ class WorkerLink:
             return
         except ConnectionResetError:
             data = b""
-        *lines, self._received = (self._received + data).split(b"\n")
-        for line in lines:
+        for message in self._received.feed(data):
             try:
-                self._obey(json.loads(line))
+                self._obey(checked(message))
             except (ValueError, TypeError) as error:
-                sys.stderr.write(f"the worker sent {line[:200]!r}: {error}\n")
+                sys.stderr.write(f"the worker sent {str(message)[:200]}: {error}\n")
                 data = b""  # the sender of that is not a worker of ours
-        if not data or len(self._received) > _MAX_MESSAGE_BYTES:
+        if not data:
             self._disconnect()
 
     def _disconnect(self) -> None:

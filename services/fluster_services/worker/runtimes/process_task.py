@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import logging
 import math
 import os
@@ -13,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from fluster.json_lines import JsonLineStream
 from fluster_bus.core.json_types import JsonObject
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_services.worker.contract.attempt_directory import (
@@ -61,8 +61,7 @@ class ProcessTask:
         self.directory = directory
         self._siblings = siblings  # of the runtime; holds this one until it is forgotten
         self._idle = idle  # where its keeper goes when it is free
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._connection: JsonLineStream | None = None  # to its keeper
         self._record: ExitRecord | None = None
         self._is_forgotten = False
         self._is_coming = False  # its keeper will be free in a moment
@@ -153,7 +152,7 @@ class ProcessTask:
         self.send({"kill": grace_s, "reason": reason, "preempted": preempted})
 
     def renew(self, fence_after_s: float | None) -> None:
-        if self._writer is not None and self._writer.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+        if self._connection is not None and self._connection.unsent_bytes > _MAX_UNSENT_BYTES:
             return  # its keeper is stopped and will find the lease expired whatever is sent
         self.send({"renew": fence_after_s, "sent_since_boot_s": fence_clock()})
 
@@ -163,17 +162,17 @@ class ProcessTask:
         self._is_forgotten = True
         is_free = False
         try:
-            if self._reader is not None:
+            if self._connection is not None:
                 self.send({"forget": True})
                 # It deletes the directory, which may be large, and ends, or waits for another attempt.
-                is_free = await self._wait_forgotten(self._reader)
+                is_free = await self._wait_forgotten(self._connection)
         finally:
             if self._idle is not None and self._is_coming:
                 self._is_coming = False
                 self._idle.expect(self.key, -1)
-        if is_free and self._idle is not None and self._reader is not None and self._writer is not None:
-            self._idle.add(self.key, self._reader, self._writer)
-            self._reader = self._writer = None
+        if is_free and self._idle is not None and self._connection is not None:
+            self._idle.add(self.key, self._connection)
+            self._connection = None
         else:
             await self._disconnect()
             if self.directory.exists():
@@ -193,7 +192,7 @@ class ProcessTask:
         found = await idle.take(self.key) if idle is not None else None
         if idle is None or found is None:
             return False
-        self._reader, self._writer = found
+        self._connection = found
         self.send({"assign": {"draft": str(draft), "directory": str(self.directory)}})
         try:
             async with asyncio.timeout(_ASSIGN_TIMEOUT_S):
@@ -202,8 +201,8 @@ class ProcessTask:
             await self._disconnect()
             raise WorkerFaultError(f"{self.key}: the keeper that was to run it did not answer") from cause
         if message is not None and "refused" in message:
-            idle.add(self.key, *found)
-            self._reader = self._writer = None
+            idle.add(self.key, found)
+            self._connection = None
             refused = message["refused"]
             if refused["errno"] in (errno.ENOTEMPTY, errno.EEXIST):
                 raise AlreadyStartedError(refused["error"])
@@ -219,7 +218,7 @@ class ProcessTask:
         connection = await self._patiently_connected()
         if connection is None:
             return False
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=connection, limit=_MAX_MESSAGE_BYTES)
+        self._connection = JsonLineStream(*await asyncio.open_unix_connection(sock=connection), _MAX_MESSAGE_BYTES)
         return True
 
     async def _patiently_connected(self) -> socket.socket | None:
@@ -251,30 +250,27 @@ class ProcessTask:
 
     def send(self, message: dict[str, object]) -> None:
         # With the keeper gone nothing is sent, and events() says so.
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(json.dumps(message).encode() + b"\n")
+        if self._connection is not None:
+            self._connection.send(message)
 
     async def _next_message(self) -> JsonObject | None:
-        if self._reader is None:
+        if self._connection is None:
             return None
         try:
-            line = await self._reader.readline()
+            message = await self._connection.receive()
         except (ConnectionResetError, BrokenPipeError):
             return None
-        if not line.endswith(b"\n"):
-            return None
-        message: JsonObject = json.loads(line)
-        if "started" in message:
+        if message is not None and "started" in message:
             self.pid = int(message["started"]["pid"])
             self.started_at = float(message["started"]["started_at"])
         return message
 
-    async def _wait_forgotten(self, reader: asyncio.StreamReader) -> bool:
+    async def _wait_forgotten(self, connection: JsonLineStream) -> bool:
         """Return when all traces are gone; whether the keeper is there, and free."""
         try:
             async with asyncio.timeout(_FORGET_TIMEOUT_S):
-                while line := await reader.readline():
-                    if line.endswith(b"\n") and "idle" in json.loads(line):
+                while (message := await connection.receive()) is not None:
+                    if "idle" in message:
                         return True
                 return False
         except (ConnectionResetError, BrokenPipeError):  # it left without reading all that was sent
@@ -323,11 +319,11 @@ class ProcessTask:
         return []
 
     async def _disconnect(self) -> None:
-        writer, self._reader, self._writer = self._writer, None, None
-        if writer is not None:
-            writer.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
             try:
-                await writer.wait_closed()
+                await connection.wait_closed()
             except (BrokenPipeError, ConnectionResetError):
                 return
 

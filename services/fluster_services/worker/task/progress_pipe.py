@@ -7,7 +7,6 @@ JSON, {"name of the file that could not be written": what was to be in it}, shor
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import selectors
@@ -16,6 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from fluster.json_lines import BadLineError, JsonLines, encoded
 from fluster.progress_file import PROGRESS_PIPE, Progress, make_progress_pipe, read_progress
 from fluster_bus.core.json_types import JsonObject
 from fluster_services.worker.contract.attempt_directory import write_json
@@ -45,7 +45,7 @@ def _line(name: str, data: Mapping[str, object]) -> bytes:
     characters = _MAX_CHARACTERS
     while True:
         short = {key: value[:characters] if isinstance(value, str) else value for key, value in data.items()}
-        line = b"\n" + json.dumps({name: short}).encode() + b"\n"
+        line = b"\n" + encoded({name: short})
         if len(line) <= _MAX_LINE_BYTES or not characters:
             return line
         characters //= 2
@@ -65,20 +65,15 @@ class PipeWords:
 
     def __init__(self) -> None:
         self._words: dict[str, dict[str, object]] = {}
-        self._rest = b""
+        self._lines = JsonLines(_MAX_LINE_BYTES)
 
     def feed(self, data: bytes) -> None:
         """Take what was read from the pipe; the task's own code may have written anything to it."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        self._rest = self._rest[-_MAX_LINE_BYTES:]
-        for line in lines:
-            if not line.startswith(b"{") or len(self._words) >= _MAX_NAMES:
-                continue
-            try:
-                told = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            self._words.update({name: word for name, word in told.items() if isinstance(word, dict)})
+        for told in self._lines.feed(data):
+            if len(self._words) >= _MAX_NAMES:
+                return
+            if not isinstance(told, BadLineError):
+                self._words.update({name: word for name, word in told.items() if isinstance(word, dict)})
 
     def get(self, name: str) -> JsonObject | None:
         """What should have been in the file of that name; None when nothing was reported."""
