@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fluster_bus.core.errors import ServerStartError
-from fluster_bus.running.prctl import DIES_WITH_OWNER
+from fluster_bus.running.linux_calls import DIES_WITH_OWNER
 
 BINARY_VARIABLE = "FLUSTER_NATS_SERVER"
 LOOPBACK = "127.0.0.1"

@@ -32,7 +32,7 @@ from fluster.json_lines import Lines, encoded
 from fluster.local_setup import ADDRESS_FILE, LocalSetup, LocalStarted
 from fluster_bus.core.errors import FlusterError, InvalidMessageError
 from fluster_bus.core.roles import MAX_PAYLOAD_BYTES, Role
-from fluster_bus.running.prctl import become_subreaper, set_process_name
+from fluster_bus.running.linux_calls import become_subreaper, set_process_name
 from fluster_bus.server import MIN_FREE_BYTES, EmbeddedServer
 from fluster_services import cluster_files
 from fluster_services.config import LocalLimits

@@ -5,10 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import ctypes
-import errno
-import os
-import sys
 import threading
 import time
 from collections import deque
@@ -17,12 +13,12 @@ from collections.abc import Callable, Iterable
 from fluster.actors.protocol.calls import Broadcast, Call
 from fluster.actors.results.loop_calls import is_any_running, tell, tell_soon
 from fluster.errors import MailboxFullError
+from fluster_bus.running.linux_calls import TimerFd
 
 MAX_QUEUED = 100_000  # calls that have not been sent yet
 _HAND_OVER = 256  # calls that a thread gives one after the other, until it lets the loop come to them
 _HAND_OVER_FOR_S = 0.0004  # at most
 _UNTIL_TAKEN_BACK_S = 0.0003  # amply, for a thread that goes on to wait for what it has given
-_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC if sys.platform == "linux" else 0  # as timerfd_create spells them too
 
 
 class Arrivals:
@@ -165,55 +161,36 @@ class Arrivals:
             self._drop_all(self.closed)
 
 
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-class _Setting(ctypes.Structure):
-    _fields_ = (("interval", _Timespec), ("value", _Timespec))
-
-
 class LoopAlarm:
     """Rings on `loop` so long after it was set last: a timer of the kernel's, which the loop waits for beside its sockets.
 
-    Python has one from 3.13 on, which gives the interpreter's lock away at each call; this one keeps it.
+    Threads set it and call it off without giving the interpreter's lock away.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, after_s: float, on_ring: Callable[[], object]) -> None:
         """To be made on the loop. Raises OSError, also where there is no such timer."""
-        if sys.platform != "linux" or not hasattr(libc := ctypes.PyDLL(None, use_errno=True), "timerfd_create"):
-            raise OSError(errno.ENOSYS, "this system has no timerfd")
-        self._settime = libc.timerfd_settime
-        descriptor = libc.timerfd_create(time.CLOCK_MONOTONIC, _FLAGS)
-        if descriptor < 0:
-            error = ctypes.get_errno()
-            raise OSError(error, os.strerror(error))
-        self._descriptor = descriptor
-        whole, rest = divmod(int(after_s * 1e9), 1_000_000_000)
-        self._after = _Setting(_Timespec(0, 0), _Timespec(whole, rest))
-        self._never = _Setting()
-        self._in_time, self._off = ctypes.byref(self._after), ctypes.byref(self._never)
+        self._timer = TimerFd(time.CLOCK_MONOTONIC)
+        self._set, self._call_off = self._timer.setter(after_s), self._timer.setter(0)
         self._loop, self._on_ring = loop, on_ring
-        loop.add_reader(descriptor, self._ring)
+        loop.add_reader(self._timer.fileno(), self._ring)
 
     def __del__(self) -> None:
         # Not before: a thread that sets it must not find another's descriptor.
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
+        if hasattr(self, "_timer"):
+            self._timer.close()
 
     def set(self) -> None:
         """Have it ring once, counted from now."""
-        self._settime(self._descriptor, 0, self._in_time, None)
+        self._set()
 
     def call_off(self) -> None:
         """Have it not ring, if it has not yet."""
-        self._settime(self._descriptor, 0, self._off, None)
+        self._call_off()
 
     def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it was set anew, or called off, at this very moment
-            os.read(self._descriptor, 8)
+        if self._timer.take():  # else it was set anew, or called off, at this very moment
             self._on_ring()
 
     def close(self) -> None:
         """Ring no more. On the loop."""
-        self._loop.remove_reader(self._descriptor)
+        self._loop.remove_reader(self._timer.fileno())

@@ -17,7 +17,7 @@ import sys
 import time
 from contextlib import suppress
 
-from fluster_bus.running.prctl import become_subreaper, set_process_name
+from fluster_bus.running.linux_calls import become_subreaper, set_process_name
 from fluster_services.forking import run_and_exit
 from fluster_services.worker.__main__ import run_worker
 from fluster_services.worker.contract.config import WorkerConfig

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fluster_bus.running.prctl import DIES_WITH_OWNER
+from fluster_bus.running.linux_calls import DIES_WITH_OWNER
 from fluster_services.worker.contract.attempt_records import INHERITED_VARIABLES
 from fluster_services.worker.contract.faults import MAX_LINE_BYTES, BuildError, BuildOutput, without_codes
 from fluster_services.worker.contract.spool import LineCutter

@@ -21,7 +21,7 @@ from typing import Any
 
 from fluster_bus.core.json_types import JsonObject
 from fluster_bus.running.fence_clock import fence_clock
-from fluster_bus.running.prctl import become_subreaper, set_process_name
+from fluster_bus.running.linux_calls import become_subreaper, set_process_name
 from fluster_services.worker.contract.attempt_directory import (
     CONTAINER_FILE,
     ERROR_FILE,

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from fluster.json_lines import JsonLines, checked, encoded
 from fluster_bus.running.fence_clock import fence_clock
-from fluster_bus.running.prctl import set_process_name
+from fluster_bus.running.linux_calls import set_process_name
 from fluster_services.forking import import_own, run_and_exit
 from fluster_services.immortal_objects import keep_shared
 from fluster_services.worker.contract.faults import NO_ROOM, AlreadyStartedError, LaunchError, WorkerFaultError

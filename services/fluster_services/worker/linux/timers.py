@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import selectors
-import sys
 from collections.abc import Callable
 
 from fluster_bus.running.fence_clock import fence_clock
+from fluster_bus.running.linux_calls import CLOCK_BOOTTIME, TimerFd
 
 _LONGEST_S = 86_400.0  # a selector takes no more than some weeks, and users give what they like
-_CLOCK_BOOTTIME = 7  # linux/time.h
-_TFD_TIMER_ABSTIME = 1  # linux/timerfd.h
-_NANOSECONDS = 1_000_000_000
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
 
 
 class Timers:
@@ -48,14 +42,6 @@ class Timers:
                 action()
 
 
-class _TimeSpec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-class _TimerSpec(ctypes.Structure):
-    _fields_ = (("interval", _TimeSpec), ("value", _TimeSpec))
-
-
 class Alarm:
     """Has a selector return at a moment of the fence clock: at once when the machine wakes, if it slept past that moment.
 
@@ -64,17 +50,17 @@ class Alarm:
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
-        self._fd = _timer_fd()
+        self._timer = _timer()
         self._at: float | None = None
-        if self._fd is not None:
-            selector.register(self._fd, selectors.EVENT_READ, self._on_time)
+        if self._timer is not None:
+            selector.register(self._timer, selectors.EVENT_READ, self._on_time)
 
     def timeout(self, at: float | None, timeout_s: float | None) -> float | None:
         """Set the alarm to `at`; returns how long to wait for the selector at most, which is to be `timeout_s` at most."""
-        if self._fd is not None:
+        if self._timer is not None:
             if at != self._at:
                 self._at = at
-                _set(self._fd, at)
+                self._timer.set_at(at)
             return timeout_s
         if at is None:
             return timeout_s
@@ -82,22 +68,13 @@ class Alarm:
         return left_s if timeout_s is None else min(left_s, timeout_s)
 
     def _on_time(self) -> None:
-        if self._fd is not None:
+        if self._timer is not None:
             self._at = None  # it rings once
-            os.read(self._fd, 8)
+            self._timer.take()
 
 
-def _timer_fd() -> int | None:
-    if _LIBC is None:
+def _timer() -> TimerFd | None:
+    try:
+        return TimerFd(CLOCK_BOOTTIME)
+    except OSError:
         return None
-    fd = _LIBC.timerfd_create(_CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
-    return fd if fd >= 0 else None
-
-
-def _set(fd: int, at: float | None) -> None:
-    # Zero would disarm it: a moment long past is one nanosecond after boot.
-    ticks = 0 if at is None else max(1, int(at * _NANOSECONDS))
-    spec = _TimerSpec(_TimeSpec(0, 0), _TimeSpec(*divmod(ticks, _NANOSECONDS)))
-    if _LIBC is not None and _LIBC.timerfd_settime(fd, _TFD_TIMER_ABSTIME, ctypes.byref(spec), None) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"timerfd_settime: {os.strerror(error)}")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fluster_bus.core.json_types import JsonObject
-from fluster_bus.running.prctl import die_with_parent, set_process_name
+from fluster_bus.running.linux_calls import die_with_parent, set_process_name
 from fluster_services.worker.contract.attempt_directory import (
     CONTAINER_FILE,
     PAYLOAD_FILE,

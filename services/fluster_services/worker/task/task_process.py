@@ -24,7 +24,7 @@ from fluster.breakpoints import with_hook
 from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster.remote_errors.kindred_errors import add_remedy, from_user_code
 from fluster.tracing import continue_trace
-from fluster_bus.running.prctl import die_with_parent, set_process_name
+from fluster_bus.running.linux_calls import die_with_parent, set_process_name
 from fluster_services.worker.contract.attempt_directory import ERROR_FILE, SPEC_FILE, WORK_FOLDER
 from fluster_services.worker.contract.attempt_records import (
     INHERITED_VARIABLES,
