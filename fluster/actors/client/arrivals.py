@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from fluster.actors.protocol.calls import Broadcast, Call
-from fluster.actors.results.loop_calls import is_any_running, tell, tell_soon
+from fluster.actors.results.loop_calls import LoopWake, is_any_running
 from fluster.errors import MailboxFullError
 from fluster_bus.running.linux_calls import TimerFd
 
@@ -28,8 +28,7 @@ class Arrivals:
         self._loop = loop
         self._drop = drop
         self._items: deque[Call | Broadcast] = deque()
-        self._awake = False
-        self._wake = asyncio.Event()
+        self._wake = LoopWake(loop)
         self._taken = threading.Event()  # all that was there
         self._alarm: LoopAlarm | None = None  # has the loop come to what was not taken back
         self.in_hand = False  # while the loop sends what it took
@@ -54,15 +53,10 @@ class Arrivals:
         self._items.append(item)
         if self.closed is not None:  # it closed at this very moment, and may have looked before
             self._drop_all(self.closed)
-        elif waits and self._alarm is not None and not self._awake:
+        elif waits and self._alarm is not None and not self._wake.is_coming:
             self._alarm.set()
-        elif not self._awake:
-            try:
-                self._awake = True
-                tell(self._loop, self._wake.set)
-            except BaseException:  # Ctrl-C: else nothing would wake the loop again
-                self._awake = False
-                raise
+        elif not self._wake.is_coming:
+            self._wake.wake()
         elif len(self._items) % _HAND_OVER == 0:
             self._hand_over()
 
@@ -89,17 +83,11 @@ class Arrivals:
     def hurry(self) -> None:
         """Have the loop come to all that is here, as it will not be taken back."""
         if self._items:
-            self.wake_soon()
+            self._wake.wake_soon()
 
     def wake_soon(self) -> None:
         """Have the loop look, also from within the collector of garbage."""
-        if not self._awake:
-            try:
-                self._awake = True
-                tell_soon(self._loop, self._wake.set)
-            except BaseException:  # as above
-                self._awake = False
-                raise
+        self._wake.wake_soon()
 
     def _drop_all(self, error: Exception) -> None:
         while self._items:
@@ -124,8 +112,6 @@ class Arrivals:
     async def wait(self) -> None:
         """Return when there is something to look at."""
         await self._wake.wait()
-        self._wake.clear()
-        self._awake = False  # before looking: who comes from here on wakes the loop again
 
     def wake(self) -> None:
         """Look again."""

@@ -51,6 +51,43 @@ def tell_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], 
         log.debug("the loop is closed, and all calls with it")
 
 
+class LoopWake:
+    """Has a task of `loop` look, from any thread: one wake-up for all that comes until it does."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._event = asyncio.Event()
+        self.is_coming = False  # the task has been woken, and has not looked since
+
+    def wake(self) -> None:
+        """Have it look, at once if this is the loop's thread. Raises ClosedError."""
+        self._wake(tell)
+
+    def wake_soon(self) -> None:
+        """Have it look, also from within the collector of garbage; of no effect once the loop is closed."""
+        self._wake(tell_soon)
+
+    def _wake(self, by: Callable[[asyncio.AbstractEventLoop, Callable[[], object]], None]) -> None:
+        if self.is_coming:
+            return
+        try:
+            self.is_coming = True
+            by(self._loop, self._event.set)
+        except BaseException:  # Ctrl-C: else nothing would wake the loop again
+            self.is_coming = False
+            raise
+
+    def set(self) -> None:
+        """Have it look, on the loop."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Return when there is something to look at. Those who come from here on wake it again."""
+        await self._event.wait()
+        self._event.clear()
+        self.is_coming = False
+
+
 def setter(event: asyncio.Event) -> Callable[[], None]:
     """Return what sets `event`, which belongs to the loop that runs here, from any thread. It has no effect once that loop is closed."""
     return functools.partial(tell_soon, asyncio.get_running_loop(), event.set)

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeGuard
 from fluster.actors.protocol import frames
 from fluster.actors.protocol.failures import encode_failure
 from fluster.actors.protocol.frames import WireReply
+from fluster.actors.results.loop_calls import LoopWake
 from fluster.actors.server.producer import Producer
 from fluster_bus.connection.carrier import Carrier
 from fluster_bus.core.errors import BusError, ClosedError, DisconnectedError
@@ -51,13 +52,11 @@ class Outbox:
 
     def __init__(self, bus: Carrier, loop: asyncio.AbstractEventLoop, store: ObjectStore) -> None:
         self._bus = bus
-        self._loop = loop
         self._store = store
         self._storing: set[asyncio.Task[None]] = set()
         self.max_payload = bus.max_payload - _FRAME_OVERHEAD
         self._ready: deque[Reply | Producer] = deque()
-        self._awake = False
-        self._wake = asyncio.Event()
+        self._wake = LoopWake(loop)
         self._empty = asyncio.Event()
         self._empty.set()
         self._lock = threading.Lock()
@@ -65,12 +64,8 @@ class Outbox:
     def add(self, reply: Reply | Producer) -> None:
         """Send a reply, or what a stream has ready when it is sent."""
         self._ready.append(reply)
-        if not self._awake:  # one wake-up for all that gets ready until the loop looks
-            self._awake = True
-            try:
-                self._loop.call_soon_threadsafe(self._wake.set)
-            except RuntimeError:
-                log.info("the connection was closed before %s was answered", reply.subject)
+        if not self._wake.is_coming:
+            self._wake.wake_soon()
 
     async def run(self) -> None:
         """Publish what is ready, until cancelled or until the connection is closed."""
@@ -78,9 +73,7 @@ class Outbox:
             while True:
                 self._empty.set()
                 await self._wake.wait()
-                self._wake.clear()
                 self._empty.clear()
-                self._awake = False  # before looking: who adds from here on wakes the loop again
                 await self._publish_ready()
         except ClosedError:
             log.info("the connection was closed before all was answered")
