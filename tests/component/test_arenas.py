@@ -61,7 +61,7 @@ def lend(arena: Arena, text: str, size: int = MIB, *, until_taken: bool = False)
 
 
 def is_free(arena: Arena) -> bool:
-    """All of it, by the books, after a look at what is over."""
+    """Whether nothing of it is lent, after a look at what is over."""
     arena.tidy(time.monotonic())
     return not arena.lent()
 

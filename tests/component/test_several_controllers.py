@@ -1,4 +1,4 @@
-"""Several controllers on one real server: one leads, another follows it, and none judges that was deposed."""
+"""Several controllers on one real server: one leads, another follows it, and none that was deposed decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pool of workers without processes, bus or waiting: the real books, with a clock that jumps from one event to the next."""
+"""A pool of workers without processes, bus or waiting: the real dispatch, with a clock that jumps from one event to the next."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def simulate(
 ) -> Simulated:
     """Run maps, each given as the seconds that its items take; the nth begins at the nth of `starts`, if there is one."""
     pool = _Pool(workers, travel_s)
-    for place, durations in enumerate(maps):
-        pool.at(starts[place] if starts else 0.0, partial(pool.add, place, durations))
+    for index, durations in enumerate(maps):
+        pool.at(starts[index] if starts else 0.0, partial(pool.add, index, durations))
     return pool.run(len(maps))
 
 
@@ -65,16 +65,16 @@ class _Pool:
         assert not self.dispatch.out
         seconds = max(self.ends.values())
         idle = 1 - self.busy_s / seconds / len(self.worker_free_at)
-        return Simulated(seconds, self.slices, idle, [self.ends[place] for place in range(maps)])
+        return Simulated(seconds, self.slices, idle, [self.ends[index] for index in range(maps)])
 
-    def add(self, place: int, durations: Sequence[float]) -> None:
+    def add(self, index: int, durations: Sequence[float]) -> None:
         left = len(durations)
 
         def on_outcome(outcome: Outcome) -> None:
             nonlocal left
             left -= outcome.stop - outcome.start
             if not left:
-                self.ends[place] = self.now
+                self.ends[index] = self.now
 
         batch = Batch(b"", on_outcome, chunksize=None, is_complete=True)
         self.durations[batch] = durations

@@ -35,18 +35,18 @@ def carried(loop: asyncio.AbstractEventLoop) -> tuple[BroadcastResult[Any], Broa
     return BroadcastResult(answers), message
 
 
-def answer(message: BroadcastOut, place: int, payload: bytes) -> bool:
-    return message.take(message.members[place].endpoint_id, payload)
+def answer(message: BroadcastOut, index: int, payload: bytes) -> bool:
+    return message.take(message.members[index].endpoint_id, payload)
 
 
 def test_results_stand_in_the_order_of_the_members_however_they_come(loop: asyncio.AbstractEventLoop) -> None:
     result, message = carried(loop)
     changes: list[None] = []
     message.when_changed(lambda: changes.append(None))
-    for place in (2, 0, 1):
+    for index in (2, 0, 1):
         assert not changes
         assert message.results() is None
-        assert answer(message, place, codec.encode([place]))
+        assert answer(message, index, codec.encode([index]))
     assert changes == [None]
     assert message.take("new", codec.encode("was not asked"))
     assert result.results() == [[0], [1], [2]]
@@ -71,8 +71,8 @@ def test_who_asks_for_futures_has_them_of_all_and_the_rest_is_told_by_their_call
     calls = message.make_calls().calls
     assert [call.number for call in calls.values()] == [-3, -3]
     message.when_changed(lambda: changes.append(None))
-    for place in (0, 2):
-        calls.pop(message.members[place].endpoint_id).ticket.settle(True, codec.encode(place))
+    for index in (0, 2):
+        calls.pop(message.members[index].endpoint_id).ticket.settle(True, codec.encode(index))
     assert len(changes) == 3
     message.when_changed(lambda: changes.append(None))  # there is nothing to wait for any more
     assert len(changes) == 4
@@ -81,8 +81,8 @@ def test_who_asks_for_futures_has_them_of_all_and_the_rest_is_told_by_their_call
 
 def test_a_result_that_cannot_be_read_here_is_told_by_its_future(loop: asyncio.AbstractEventLoop) -> None:
     result, message = carried(loop)
-    for place, payload in enumerate((codec.encode(1), b"\x80\x05cno.such.module\nThing\n.", codec.encode(3))):
-        assert answer(message, place, payload)
+    for index, payload in enumerate((codec.encode(1), b"\x80\x05cno.such.module\nThing\n.", codec.encode(3))):
+        assert answer(message, index, payload)
     with pytest.raises(ModuleNotFoundError) as caught:
         result.results()
     assert "cannot be read in this process" in caught.value.__notes__[0]

@@ -111,7 +111,7 @@ class Tenants(RuleBasedStateMachine):
         return self.scheduler.order.rank(position)[0]
 
     def _is_closed(self, need: Capacity) -> bool:
-        line = self.scheduler._lines.get(need)  # noqa: SLF001 - whether a class of tasks waits for room, by the scheduler's own books
+        line = self.scheduler._lines.get(need)  # noqa: SLF001 - whether a class of tasks waits for room, as the scheduler knows
         return line is None or line.closed
 
     @precondition(lambda self: self.out)

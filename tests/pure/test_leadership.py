@@ -201,12 +201,12 @@ class Bucket:
 
 @dataclass
 class World:
-    """Controllers that take the seat from each other, and what they judge meanwhile."""
+    """Controllers that take the seat from each other, and what they decide meanwhile."""
 
     dice: random.Random
     now: int = 0  # by the server
     raised_at: dict[str, int] = field(default_factory=dict)  # {instance: when its last fence was stored}
-    leaders: list[tuple[int, str]] = field(default_factory=list)  # since when which instance may judge
+    leaders: list[tuple[int, str]] = field(default_factory=list)  # since when which instance may decide
     verdicts: list[tuple[int, str]] = field(default_factory=list)
     void: int = 0
 
@@ -239,11 +239,11 @@ class World:
                     if seat.leads and not led:
                         self.leaders.append((self.raised_at[instance], instance))
                     if seat.leads:
-                        await self.judge(seat, instance)
+                        await self.decide(seat, instance)
             except DeposedError:
                 continue
 
-    async def judge(self, seat: Seat, instance: str) -> None:
+    async def decide(self, seat: Seat, instance: str) -> None:
         """Write a verdict, as late as it may come."""
         namespace = self.dice.choice(SPACES)
         guard = seat.guard(namespace)
@@ -278,7 +278,7 @@ def seat_of(name: str, leaders: Bucket, fences: Any, *, clock: Callable[[], floa
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_of_several_controllers_only_the_last_leader_can_judge(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_controllers_only_the_last_leader_can_decide(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seat_module, "_PAUSE_AFTER_CONFLICT_S", 0)
     verdicts = void = changes = 0
     for history in range(50):

@@ -1,4 +1,4 @@
-"""A worker's books: never more given away than there is, and all of it comes back."""
+"""What a worker has given away: never more than there is, and all of it comes back."""
 
 from hypothesis import given
 from hypothesis import strategies as st

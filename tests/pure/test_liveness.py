@@ -112,7 +112,7 @@ def test_an_interruption_gives_the_living_their_full_time_again() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["beat", "expect", "interruption", "judge"]), st.integers(0, 12)), max_size=60)
+    st.lists(st.tuples(st.sampled_from(["beat", "expect", "interruption", "sweep"]), st.integers(0, 12)), max_size=60)
 )
 def test_nobody_is_lost_who_was_heard_in_time(history: list[tuple[str, int]]) -> None:
     liveness, now, last, lost = Liveness(10), 0.0, None, False

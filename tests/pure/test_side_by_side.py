@@ -17,7 +17,7 @@ def test_the_median_of_each_figure_counts_wherever_it_was_taken() -> None:
 
 def test_each_work_is_held_against_each_peer_that_has_done_it() -> None:
     found = list(rows({"Fluster": _alike(3.0, bare_s=1.5), "xoscar": _alike(2.0), "Ray": {"tasks": 6.0}}))
-    calls, tasks = found[:2], next(place for place, row in enumerate(found) if "tasks" in row.what)
+    calls, tasks = found[:2], next(index for index, row in enumerate(found) if "tasks" in row.what)
     assert [(row.against.partition(" ")[0], row.ratio, row.target) for row in calls] == [
         ("nc.request", 2.0, "≤ 0.8"),
         ("xoscar", 1.5, "≤ 1"),

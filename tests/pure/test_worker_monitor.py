@@ -1,4 +1,4 @@
-"""When workers are judged: a controller that could hear no worker judges none for it. With a clock that the test moves."""
+"""When workers count as lost: not while the controller itself could hear none. With a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -204,8 +204,8 @@ async def test_what_fits_waits(it: Judging) -> None:
 @judging
 async def test_a_job_that_names_what_all_workers_lack_is_refused_at_once(it: Judging) -> None:
     it.submit(cpu=1)
-    ((place, need),) = it.dispatch.take()
-    asking = it.dispatch.offer(place, need)
+    ((position, need),) = it.dispatch.take()
+    asking = it.dispatch.offer(position, need)
     next(asking)
     with pytest.raises(StopIteration):
         asking.send(OfferReply(worker_id=W, accepted=False, unfit=True, reason="worker w has no folder"))
@@ -218,8 +218,8 @@ async def test_a_job_that_names_what_all_workers_lack_is_refused_at_once(it: Jud
 async def test_it_is_refused_also_where_others_are_too_small_for_it(it: Judging) -> None:
     it.worker_index.on_registered(registered_worker(WorkerId("small"), Capacity(cpu=0.5)), now=0.0)
     it.submit(cpu=1)
-    ((place, need),) = it.dispatch.take()
-    asking = it.dispatch.offer(place, need)
+    ((position, need),) = it.dispatch.take()
+    asking = it.dispatch.offer(position, need)
     next(asking)
     with pytest.raises(StopIteration):
         asking.send(OfferReply(worker_id=W, accepted=False, unfit=True, reason="worker w has no folder"))

@@ -263,7 +263,7 @@ def test_a_cancelled_task_is_passed_over(world: World) -> None:
 # ---- what is lost ---------------------------------------------------------------------------------------
 
 
-class Books:
+class Owner:
     """Hears what becomes of a bundle."""
 
     def __init__(self) -> None:
@@ -281,24 +281,24 @@ class Books:
 
 
 def test_what_comes_late_for_a_bundle_that_was_lost_concerns_nobody(world: World) -> None:
-    books = Books()
+    owner = Owner()
     tasks = [world.task() for _ in range(10)]
     bundle = Bundle(tasks, world.pace)
-    lost = BundleTicket(books, "a", bundle, books.on_result)
+    lost = BundleTicket(owner, "a", bundle, owner.on_result)
     assert lost.take(0, [b"0", b"1"])
     assert not lost.take(3, [b"3"])  # one was lost on its way
-    again = BundleTicket(books, "b", bundle, books.on_result)
+    again = BundleTicket(owner, "b", bundle, owner.on_result)
     assert not lost.take(4, [b"4"])
     assert not lost.take(0, [b"0"])
     assert again.take(0, [b"2"])
-    assert books.answered == [(tasks[0], b"0"), (tasks[1], b"1"), (tasks[2], b"2")]
-    assert [type(error) for error in books.errors] == [ConnectionLostError]
+    assert owner.answered == [(tasks[0], b"0"), (tasks[1], b"1"), (tasks[2], b"2")]
+    assert [type(error) for error in owner.errors] == [ConnectionLostError]
 
 
 def test_a_ticket_that_is_over_keeps_nothing_of_its_call(world: World) -> None:
     """Not until garbage is collected: a call has what it carried."""
-    books = Books()
-    ticket = BundleTicket(books, "a", Bundle([world.task()], world.pace), books.on_result)
+    owner = Owner()
+    ticket = BundleTicket(owner, "a", Bundle([world.task()], world.pace), owner.on_result)
 
     def tell_read() -> object:
         return ticket  # as a call has it
@@ -447,7 +447,7 @@ def test_whatever_happens_each_task_is_done_or_given_up_once(seed: int) -> None:
     assert len(set(map(id, over))) == len(over)
     assert {id(each) for each in over if isinstance(each, Task)} == {id(each) for each in tasks}
     places = [
-        (id(each.batch), place) for each in over if isinstance(each, Slice) for place in range(each.first, each.stop)
+        (id(each.batch), index) for each in over if isinstance(each, Slice) for index in range(each.first, each.stop)
     ]
     assert len(places) == len(set(places)) == outcomes
     assert (world.dispatch.out, world.dispatch.waiting) == (0, 0)
@@ -498,7 +498,7 @@ def test_large_items_travel_in_smaller_blocks() -> None:
     blocks = list(blocks_of([(bytes(50_000),) for _ in range(20)], 0, None))
     assert sum(block.size for block in blocks) == 20
     assert [block.start for block in blocks] == [
-        sum(each.size for each in blocks[:place]) for place in range(len(blocks))
+        sum(each.size for each in blocks[:index]) for index in range(len(blocks))
     ]
     assert max(len(block.payload) for block in blocks) <= 128 << 10
     assert [len(codec.decode(block.payload)) for block in blocks] == [block.size for block in blocks]
@@ -539,7 +539,7 @@ def test_what_cannot_be_pickled_fails_in_its_place(monkeypatch: pytest.MonkeyPat
 
     values, failures, ran = run_slice(odd_lock, [0, 1, 2, 3, 4, 5])
     assert (values, ran) == ([0, None, 2, None, 4, None], 6)
-    assert {place: type(decode_failure(failure)) for place, failure in failures.items()} == {
+    assert {index: type(decode_failure(failure)) for index, failure in failures.items()} == {
         1: TypeError,
         3: ValueError,
         5: TypeError,
@@ -585,7 +585,7 @@ def test_a_value_that_cannot_be_read_is_that_of_its_item_alone() -> None:
     for _ in range(2):
         assert outcome.values() == ["a", None, "b", "c"]
     assert not outcome.is_whole
-    assert [outcome.value(place) for place in (3, 5, 6)] == ["a", "b", "c"]
+    assert [outcome.value(index) for index in (3, 5, 6)] == ["a", "b", "c"]
     with pytest.raises(pickle.UnpicklingError, match="truncated") as raised:
         outcome.value(4)
     assert raised.value.__notes__ == ["the function returned, but what it returned cannot be unpickled here"]
@@ -603,7 +603,7 @@ def test_where_one_of_many_values_cannot_be_read_none_is_given_to_another_item()
 def test_what_an_item_raised_is_told_in_its_place() -> None:
     error = ValueError("3")
     ended = Outcome(3, 5, error=error)
-    assert [ended.error(place) for place in (3, 4)] == [error, error]
+    assert [ended.error(index) for index in (3, 4)] == [error, error]
     _, failures, _ = run_slice(int, ["0", "x"])
     some = Outcome(0, 2, failures=failures)
     assert some.error(0) is None
@@ -626,7 +626,7 @@ def test_a_slice_names_its_items_by_their_places_in_the_batch() -> None:
     assert first is not None
     assert second is not None
     assert (str(first), str(second)) == ("items 10 to 13", "items 14 to 16")
-    assert [str(part) for part in first.parts()] == [f"item {place} of the batch" for place in range(10, 14)]
+    assert [str(part) for part in first.parts()] == [f"item {index} of the batch" for index in range(10, 14)]
     rest = first.rest(1)
     assert (str(rest), rest.size) == ("items 11 to 13", 3)
     error = ValueError("lost")
@@ -638,15 +638,15 @@ def test_a_slice_names_its_items_by_their_places_in_the_batch() -> None:
 
 
 class Cancelled:
-    """Futures of which the one at that place was cancelled; it remembers what it was asked to begin."""
+    """Futures of which the one with that index was cancelled; it remembers what it was asked to begin."""
 
-    def __init__(self, place: int) -> None:
-        self._place = place
+    def __init__(self, index: int) -> None:
+        self._index = index
         self.asked: list[tuple[int, int]] = []
 
     def begin(self, start: int, size: int) -> int:
         self.asked.append((start, size))
-        return self._place - start if start <= self._place < start + size else size
+        return self._index - start if start <= self._index < start + size else size
 
 
 def test_a_cancelled_item_is_passed_over_and_told_in_its_place() -> None:
