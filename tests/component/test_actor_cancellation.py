@@ -199,6 +199,12 @@ async def test_cancelling_a_task_cancels_what_it_awaits(shared: Env) -> None:
         async def work() -> None:
             await pool.call().sleep()
 
+        async def limited() -> None:
+            async with asyncio.timeout(None) as limit:
+                entering = asyncio.create_task(asyncio.to_thread(slow.is_entered))
+                entering.add_done_callback(lambda _entering: limit.reschedule(0))  # sooner, the call might never be run
+                await pool.call().sleep()
+
         task = asyncio.create_task(work())
         await asyncio.to_thread(slow.is_entered)
         task.cancel()
@@ -206,8 +212,7 @@ async def test_cancelling_a_task_cancels_what_it_awaits(shared: Env) -> None:
             await task
         await asyncio.to_thread(slow.is_ended)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await pool.call().sleep()
+            await limited()
         await asyncio.to_thread(slow.is_ended)
         assert slow.seen == ["cancelled", "cleaned up"] * 2
 

@@ -93,7 +93,7 @@ async def test_first_come_first_served(
     dispatch = controller.controller.dispatch
     for _ in jobs:
         # Of offers that are out together the newest may find the room that came just after the oldest was declined.
-        await wait_until_async(lambda: worker.held and dispatch.is_idle)
+        await wait_until_async(lambda: set(worker.held) & set(worker.starts) and dispatch.is_idle)
         await worker.end(worker.now_held()[0])
     await cluster.wait(jobs, timeout=60)
     order = [info.job_id for info in reversed(await cluster.list_jobs())]
@@ -329,8 +329,12 @@ async def test_what_an_attempt_launched_ends_before_the_next_begins(
         await cluster.launch(job_request("later", parent=parent, parent_task=1, parent_attempt=1))
     await worker.end(buckets.attempt_key(NS, grandchild, 0, 1), K)
     await wait_until_async(lambda: buckets.attempt_key(NS, parent, 1, 2) in worker.held)
-    await wait_until_async(lambda: buckets.attempt_key(NS, late, 0, 1) in worker.starts)
-    assert [(await cluster.poll(job)).status for job in (sibling, late)] == [JobStatus.RUNNING] * 2
+
+    async def both_run() -> bool:
+        return [(await cluster.poll(job)).status for job in (sibling, late)] == [JobStatus.RUNNING] * 2
+
+    await wait_until_async(both_run)
+    assert buckets.attempt_key(NS, late, 0, 1) in worker.starts
 
 
 # ---- trying again ---------------------------------------------------------------------------------------

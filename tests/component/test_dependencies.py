@@ -36,8 +36,11 @@ async def test_a_job_starts_when_the_others_have_succeeded(cluster: AsyncCluster
     last = await cluster.launch(job_request("last", after=(first, await cluster.poll(second)), replicas=2))
     info = await cluster.poll(last)
     assert (info.status, info.tasks, info.after) == (JobStatus.PENDING, (), (first, second))
-    await wait_until_async(lambda: len(worker.held) == 2)
-    assert await cluster.explain(last) == f"waits for 2 jobs: {first} (RUNNING) and {second} (RUNNING)"
+
+    async def is_explained() -> bool:
+        return await cluster.explain(last) == f"waits for 2 jobs: {first} (RUNNING) and {second} (RUNNING)"
+
+    await wait_until_async(is_explained)
     await worker.end(buckets.attempt_key(NS, first, 0, 1))
     await cluster.wait(first, timeout=60)
     assert await cluster.explain(last) == f"waits for job {second}, which is RUNNING"

@@ -144,8 +144,11 @@ async def test_whoever_is_behind_a_gang_is_told_so(cluster: AsyncCluster, start_
     await wait_until_async(lambda: worker.held)
     gang = await cluster.launch(_gang(2))
     behind = await cluster.launch(_gang(2, name="behind").model_copy(update={"gang": False}))
-    await wait_until_async(lambda: len(worker.held) == 2)
-    assert (await cluster.explain(behind)).endswith("; 2 tasks are before it")
+
+    async def is_explained() -> bool:
+        return (await cluster.explain(behind)).endswith("; 2 tasks are before it")
+
+    await wait_until_async(is_explained)
     await cluster.terminate(behind)
     await worker.end(_key(filling, 0))
     assert (await cluster.wait(gang, timeout=60)).status is S

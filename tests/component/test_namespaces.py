@@ -226,7 +226,11 @@ async def test_a_namespace_with_unfinished_jobs_is_dropped_only_by_force(
     worker = await start_worker("of-team", STAY_RUNNING, namespaces=(TEAM,))
     async with await _client(own_server) as cluster:
         job = await cluster.launch(job_request())
-        await wait_until_async(lambda: bool(worker.held))
+
+        async def runs() -> bool:
+            return (await cluster.poll(job)).status is JobStatus.RUNNING
+
+        await wait_until_async(runs)
         with pytest.raises(ServiceError, match=f"has unfinished jobs: {job}; wait for them .* --force"):
             await admin.drop(TEAM)
         assert (await cluster.poll(job)).status is JobStatus.RUNNING
