@@ -96,6 +96,7 @@ async def test_a_direct_connection_shows_a_token_as_well(server: EmbeddedServer,
 async def _refusing(server_port: int, times: int) -> AsyncIterator[int]:
     """The port of the server as one that refuses so many connections first, as one does that has just joined its group."""
     left = times
+    serving: set[asyncio.Task[None] | None] = set()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -107,6 +108,7 @@ async def _refusing(server_port: int, times: int) -> AsyncIterator[int]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal left
+        serving.add(asyncio.current_task())
         to_reader, to_writer = await asyncio.open_connection("127.0.0.1", server_port)
         if left:
             left -= 1
@@ -123,6 +125,8 @@ async def _refusing(server_port: int, times: int) -> AsyncIterator[int]:
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as front:
         yield front.sockets[0].getsockname()[1]
+        # Python 3.11 does not wait for them, and what a loop that ends leaves open is an error in the next test.
+        await asyncio.wait_for(asyncio.gather(*(each for each in serving if each is not None)), 60)
 
 
 @pytest.mark.parametrize(("times", "is_refused"), [(1, False), (2, True)])
