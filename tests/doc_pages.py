@@ -6,7 +6,7 @@ What a block needs and a reader has anyway stands before it in a comment that is
     pool = deploy(cluster, Index)
     -->
 
-A block that cannot run in CI has `<!-- skip: next "the reason" -->` before it, and stands in the list of tests/pure/test_docs.py.
+A block that cannot run in CI has `<!-- skip: next "the reason" -->` before it, and stands in the list of tests/pure/project/test_docs.py.
 A command line `fluster up …` runs until the page ends, as in a terminal of its own. A `python` block with tests is run by pytest.
 """
 

@@ -243,7 +243,11 @@ def _run_tests(mutant: Mutant) -> int:
         "ignore::pytest.PytestAssertRewriteWarning",
         "--hypothesis-profile=mutants",
     ]
-    return int(pytest.main([*options, *(f"tests/pure/test_{name}.py" for name in CORES[mutant.module].tests)]))
+    return int(
+        pytest.main(
+            [*options, *(str(next(Path("tests/pure").rglob(f"test_{name}.py"))) for name in CORES[mutant.module].tests)]
+        )
+    )
 
 
 def _is_noticed(mutant: Mutant, status: int) -> bool:

@@ -21,7 +21,7 @@ from fluster_bus.trust.authority import Authority
 from fluster_bus.trust.join_register import JoinRegister
 from fluster_bus.trust.join_tokens import JoinedFolder, join
 from fluster_services.controller.controller import Controller
-from tests.component.test_joining import authority, controller, has_keys, register, server  # noqa: F401 - fixtures
+from tests.component.controller.test_joining import authority, controller, has_keys, register, server  # noqa: F401 - fixtures
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio

@@ -16,8 +16,8 @@ from fluster_bus.core.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage import provisioning
 from fluster_bus.trust.authority import Authority
+from tests.component.bus.test_permissions import NOT_TO_HEAR, NOT_TO_SEND, OURS, Peer
 from tests.component.guarded_server import plain_options
-from tests.component.test_permissions import NOT_TO_HEAR, NOT_TO_SEND, OURS, Peer
 
 pytestmark = pytest.mark.anyio
 

@@ -13,8 +13,8 @@ from fluster_bus.core.roles import Role
 from fluster_bus.messages import Namespace, NamespaceRecord
 from fluster_bus.storage import provisioning
 from fluster_bus.storage.streams import namespaces_table
+from tests.component.bus.test_permissions import OURS, Peer
 from tests.component.guarded_server import KINDS, guarded_server, plain_options
-from tests.component.test_permissions import OURS, Peer
 
 pytestmark = pytest.mark.anyio
 

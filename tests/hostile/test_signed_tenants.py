@@ -28,8 +28,8 @@ from fluster_services.capacity import needed
 from fluster_services.config import LOCAL_TIMING
 from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.controller.state.shares import Amount
+from tests.component.bus.test_permissions import OURS, THEIRS, Peer
 from tests.component.guarded_server import plain_options
-from tests.component.test_permissions import OURS, THEIRS, Peer
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from fluster_services import lifecycle
 from fluster_services.worker.attempts.claims import Claims
 from fluster_services.worker.attempts.pumps import publish_result
 from fluster_services.worker.contract.runtime import RunningTask
-from tests.component.test_log_pump import Attempt, attempt, pump, stored  # noqa: F401 - a fixture
+from tests.component.worker.test_log_pump import Attempt, attempt, pump, stored  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.anyio
 

@@ -1,6 +1,6 @@
 """nats-py's client, with what it does for every message made quicker, and with every cancellation heeded.
 
-This is the one module that uses parts of nats-py which are not public; `tests/pure/test_nats_client.py` names them, and
+This is the one module that uses parts of nats-py which are not public; `tests/pure/bus/test_nats_client.py` names them, and
 fails when a release of nats-py has changed them.
 """
 

@@ -1,6 +1,6 @@
 """Does what an interpreter does at its end, in a process that ends elsewhere than in its main module.
 
-As multiprocessing does it in its children: Python has no public function for either part. `tests/pure/test_interpreter_end.py`
+As multiprocessing does it in its children: Python has no public function for either part. `tests/pure/worker/test_interpreter_end.py`
 fails when one of them changes.
 """
 
