@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol, Self, TypeVar
@@ -115,9 +116,8 @@ class Line:
         self._to_read_beside: dict[Waker, select.poll] = {}  # {another: for both}
         self._to_read.register(sock, select.POLLIN)
         self._to_write.register(sock, select.POLLOUT)
-
-    def __del__(self) -> None:
-        self._sock.close()
+        # By a finalizer: where this goes as a part of a cycle, `__del__` could come after the socket's own, which complains.
+        weakref.finalize(self, sock.close).atexit = False
 
     # ---- handshake --------------------------------------------------------------------------------------
 

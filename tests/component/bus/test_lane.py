@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import subprocess
 import threading
@@ -22,7 +23,7 @@ from fluster_bus.core.errors import ClosedError, ConnectError, CredentialsError,
 from fluster_bus.core.roles import Role
 from fluster_bus.direct import wire
 from fluster_bus.direct.lane import Lane
-from fluster_bus.direct.line import Line
+from fluster_bus.direct.line import Dialler, Line
 from fluster_bus.direct.pulse import PingTiming
 from fluster_bus.server import EmbeddedServer
 from tests.component.conftest import freeze_server, kill_server
@@ -85,6 +86,15 @@ def seen(lane: Lane) -> None:
     event = threading.Event()
     lane.when_seen(event.set)
     assert event.wait(TIMEOUT_S)
+
+
+def test_a_line_that_goes_as_a_part_of_a_cycle_closes_its_socket_without_a_complaint(address: BusAddress) -> None:
+    """A warning of the socket's would be this test's error."""
+    cycle: list[object] = [*Dialler(address, "test").attempts()]
+    assert isinstance(cycle[0], Line)
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
 
 
 def test_messages_go_both_ways_in_order(address: BusAddress) -> None:

@@ -48,6 +48,7 @@ TASK_FOLDER = "task"
 CONTAINER_FILE = "container.json"
 
 _MAX_TASK_JSON_BYTES = 4 << 20
+MAX_SPEC_BYTES = 64 << 20  # of a LaunchSpec, as its task may have written over it
 _MAX_NOTES_BYTES = 8 << 20
 
 NEW_SUFFIX = ".new"

@@ -33,6 +33,8 @@ _LARGEST = 1 << 53  # that JSON carries to every reader
 _SHAPE = TypeAdapter(ExitRecord)
 _START = {"keeper_pid": int, "task_pid": int, "started_at": float, "started_since_boot_s": float, "boot_id": str | None}
 
+_PIDS_END = 1 << 31  # of what the kernel takes
+
 _Number = TypeVar("_Number", int, float)
 
 
@@ -132,7 +134,7 @@ def start_note(directory: Path) -> JsonObject | None:
     known = read_json_lines(directory / KEEPER_FILE).get("started")
     if not isinstance(known, dict) or not all(isinstance(known.get(name), kind) for name, kind in _START.items()):
         return None
-    return known if min(known["keeper_pid"], known["task_pid"]) > 1 else None
+    return known if all(1 < known[name] < _PIDS_END for name in ("keeper_pid", "task_pid")) else None
 
 
 def exit_note(directory: Path) -> ExitRecord | None:

@@ -7,7 +7,6 @@ the cluster's owner is gone.
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import time
@@ -17,7 +16,14 @@ from pathlib import Path
 
 from fluster_bus.core.json_types import JsonObject
 from fluster_bus.running.fence_clock import fence_clock
-from fluster_services.worker.contract.attempt_directory import KEEPER_FILE, SPEC_FILE, discard, read_json_lines
+from fluster_services.worker.contract.attempt_directory import (
+    KEEPER_FILE,
+    MAX_SPEC_BYTES,
+    SPEC_FILE,
+    discard,
+    read_json,
+    read_json_lines,
+)
 from fluster_services.worker.contract.attempt_records import LaunchSpec, from_json
 from fluster_services.worker.keeper.leftovers import keeper_state, kill_keeper, kill_leftovers, started
 from fluster_services.worker.linux.process_locks import is_locked
@@ -146,12 +152,9 @@ class Watchdog:
         for directory in paths:
             if "." in directory.name or not directory.is_dir():
                 continue
-            try:
-                spec = from_json(LaunchSpec, json.loads((directory / SPEC_FILE).read_bytes()))
-                if "exited" not in read_json_lines(directory / KEEPER_FILE):
-                    yield _Attempt(directory, spec, started(directory))
-            except (OSError, ValueError, TypeError, KeyError):  # it is forgotten at this moment
-                continue
+            spec = _spec_in(directory)
+            if spec is not None and "exited" not in read_json_lines(directory / KEEPER_FILE):
+                yield _Attempt(directory, spec, started(directory))
 
     # ---- ending -----------------------------------------------------------------------------------------
 
@@ -204,3 +207,18 @@ class Watchdog:
                     discard(directory)
         if self._ending:
             self._timers.set("sweep", fence_clock() + _SWEEP_S, self._sweep)
+
+
+def _spec_in(directory: Path) -> LaunchSpec | None:
+    """What runs there; None where it is forgotten at this moment.
+
+    A task that wrote over it is ended as any other, though its groups are not known then.
+    """
+    path = directory / SPEC_FILE
+    try:
+        spec = from_json(LaunchSpec, read_json(path, MAX_SPEC_BYTES) or {})
+        if isinstance(spec.groups, dict):
+            return spec
+    except (TypeError, ValueError, AttributeError):
+        pass
+    return LaunchSpec(key=directory.name, fence_after_s=0.0) if os.path.lexists(path) else None

@@ -151,7 +151,7 @@ def kill(wanted: Groups) -> list[int]:
             pids = [int(pid) for pid in (Path(folder) / _PROCESSES).read_text().split() if pid != "0"]
             if pids and (Path(folder) / _KILL).exists():
                 (Path(folder) / _KILL).write_text("1")
-        except OSError:  # the group is gone, or was never made
+        except (OSError, ValueError):  # the group is gone, or was never made, or is none
             continue
         found.extend(pids)
     for pid in found:

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fluster_services.worker.contract.attempt_directory import (
     GONE_SUFFIX,
+    MAX_SPEC_BYTES,
     NEW_SUFFIX,
     PAYLOAD_FILE,
     SOCKET_FILE,
@@ -193,7 +194,7 @@ class ProcessRuntime:
 def _spec_in(directory: Path) -> LaunchSpec | None:
     """What is to run in an attempt's directory; None where that cannot be known, as its task can write there as well."""
     try:
-        spec = TypeAdapter(LaunchSpec).validate_python(read_json(directory / SPEC_FILE))
+        spec = TypeAdapter(LaunchSpec).validate_python(read_json(directory / SPEC_FILE, MAX_SPEC_BYTES))
     except (ValidationError, ValueError, RecursionError):
         return None
     return spec if directory_name(spec.key) == directory.name else None
