@@ -1,6 +1,7 @@
 import os
 import signal
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -39,6 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     with_engine = {item.path for item in items if _ENGINE_FIXTURES & set(getattr(item, "fixturenames", ()))}
     groups = {path: "engine" if path in with_engine else path.stem for path in {item.path for item in items}}
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{groups[item.path]}"))
+        part = item.path.relative_to(Path(__file__).parent).parts[0]
+        item.add_marker(pytest.mark.xdist_group(f"{part}/{groups[item.path]}"))
     ranks = {group: rank for rank, group in enumerate(_LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get(groups[item.path], len(ranks)))
