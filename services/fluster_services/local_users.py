@@ -80,7 +80,7 @@ class AddedUsers:
             return
         for line in self._lines.feed(data):
             if isinstance(line, BadLineError):
-                sys.stderr.write(f"no wish of a controller's: {line}\n")
+                sys.stderr.write(f"a line of a controller's could not be read: {line}\n")
                 continue
             verb, _, namespace = line.decode(errors="replace").partition(" ")
             try:

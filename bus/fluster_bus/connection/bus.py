@@ -236,6 +236,7 @@ class Bus(Connection):
             return
         for each in leaving:
             each.is_leaving = True
+        connection = self._nats.stats["reconnects"]
         try:
             # nats-py's own drain stops listening when its PONG is there, which may be before its UNSUB has left.
             for each in leaving:
@@ -243,6 +244,8 @@ class Bus(Connection):
             await self.flush()
             while leaving:
                 await self._nats.wait_handled(leaving[-1].of_nats)
+                if self._nats.stats["reconnects"] != connection:
+                    break  # subscribed to anew: the server is to hear once more that they are left
                 self._nats.forget(leaving.pop().of_nats)
         except (DisconnectedError, ClosedError):
             log.debug("%s: the connection was lost while leaving %s", self.name, leaving[0].of_nats.subject)

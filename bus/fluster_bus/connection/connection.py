@@ -81,7 +81,7 @@ class Connection:
         self._closing: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()  # the connection was lost while it was being closed, or is closed
         self._handshakes_failed = 0  # since there was a connection
-        self._refusals = 0  # of the credentials, before there was one
+        self._refusals: list[Exception] = []  # of the credentials, before there was one
         self._over: str | None = None  # why there will be no further connection
         self._settled = asyncio.Event()  # there is a connection, or there will be none
         self._on_disconnect: list[Callable[[], None]] = []
@@ -107,7 +107,8 @@ class Connection:
                 await made._open()
         except (nats.errors.Error, OSError, TimeoutError) as error:
             await made._nats.close()
-            raise connect_error(address, error) from error
+            refusal = next(iter(made._refusals), error)  # says more than that another server was silent
+            raise connect_error(address, refusal if isinstance(error, TimeoutError) else error) from error
         except asyncio.CancelledError:
             await made._nats.close()
             raise
@@ -295,9 +296,10 @@ class Connection:
 
     async def _on_error(self, error: Exception) -> None:
         if not self._opened and is_refusal(error):
-            self._refusals += 1
-            if self._refusals >= self.address.refusals_believed:
+            self._refusals.append(error)
+            if len(self._refusals) >= self.address.refusals_believed:
                 raise error  # out of nats-py's connect, which would try the same credentials for ever
+            log.debug("%s: %s; they are shown once more", self.name, error)
             return
         if isinstance(error, HandshakeError):
             self._handshakes_failed += 1

@@ -99,9 +99,16 @@ class QuickClient(Client):
             try:
                 take(wire.delivery(subject, reply, data, headers))
             except FlusterError as error:  # it cannot be read
-                self._faults.warning("%s: a message on %s was not taken: %s", self.options["name"], subject, error)
+                self._faults.warning(
+                    "%s: a message on %s was not taken: %s",
+                    self.options["name"],
+                    subject.decode("utf-8", "replace"),
+                    error,
+                )
             except Exception as error:  # whatever a message does: this is the loop that reads the connection
-                self._faults.fault(error, "%s: a message on %s was not taken", self.options["name"], subject)
+                self._faults.fault(
+                    error, "%s: a message on %s was not taken", self.options["name"], subject.decode("utf-8", "replace")
+                )
             return None
         if isinstance(said, wire.Ping):
             return self._process_ping()
@@ -122,6 +129,12 @@ class QuickClient(Client):
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self._heard.pop(sid, None)
         super()._remove_sub(sid, max_msgs)
+
+    async def _process_pong(self) -> None:
+        """The same, also when the wait for it was given up: nats-py's would end the loop that reads."""
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         """At one go: nats-py looks at each character of each name. Whatever their writer sent is read, since an error
@@ -178,6 +191,7 @@ class QuickClient(Client):
             async with asyncio.timeout_at(until):
                 for each in subscriptions:
                     await self.send_unsubscribe(each)
+                self._write_pending()  # a PING of nats-py's goes before what is not written yet
                 await self.flush()
             async with asyncio.timeout_at(until):  # for itself, as nats-py's flush may forget the end of the other
                 for each in subscriptions:
@@ -210,7 +224,7 @@ class QuickClient(Client):
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         """The same, to its end where the connection is lost meanwhile: nats-py's stops at what it cannot send, and those who wait
-        for the end of the connection would hear of none.
+        for the end of the connection would not be notified.
         """
         self.stream.leaving = True
         await super()._close(status, do_cbs)

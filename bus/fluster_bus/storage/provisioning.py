@@ -99,9 +99,9 @@ class _MadeMeanwhileError(StorageError):
     """Another controller made the stream since the plan was made, with bounds of its own."""
 
 
-async def _beside_others(attempt: Callable[[], Awaitable[Answer]]) -> Answer:
+async def _beside_others(attempt: Callable[[], Awaitable[Answer]], patience_s: float = 0.0) -> Answer:
     """What `attempt()` returns, which is made again from what is there by then while others make the same streams."""
-    return await retried(lambda _left_s: attempt(), on=(_MadeMeanwhileError,), timeout_s=_CREATE_TIMEOUT_S)
+    return await retried(lambda _left_s: attempt(), on=(_MadeMeanwhileError,), timeout_s=_CREATE_TIMEOUT_S + patience_s)
 
 
 async def _on_enough(
@@ -113,7 +113,14 @@ async def _on_enough(
     """
 
     async def tried(replicas: int) -> Answer:
-        return await retried(lambda _left_s: attempt(replicas), on=(TooFewServersError,), timeout_s=patience_s)
+        async def once(left_s: float) -> Answer:
+            try:
+                return await attempt(replicas)
+            except TooFewServersError as error:
+                log.debug("%s: asked again for %.0f s, as a server may just have come back", error, max(left_s, 0))
+                raise
+
+        return await retried(once, on=(TooFewServersError,), timeout_s=patience_s)
 
     *first, last = replication.tried
     for replicas in first:
@@ -156,7 +163,8 @@ async def ensure_namespaces(
             replication,
             lambda replicas: _divide(bus, namespaces, found, replicas, replication, beside=beside),
             patience_s=patience_s,
-        )
+        ),
+        patience_s,
     )
 
 

@@ -56,6 +56,7 @@ class Outbox:
         self._storing: set[asyncio.Task[None]] = set()
         self.max_payload = bus.max_payload - _FRAME_OVERHEAD
         self._ready: deque[Reply | Producer] = deque()
+        self._loop = loop
         self._wake = LoopWake(loop)
         self._empty = asyncio.Event()
         self._empty.set()
@@ -66,6 +67,8 @@ class Outbox:
         self._ready.append(reply)
         if not self._wake.is_coming:
             self._wake.wake_soon()
+            if self._loop.is_closed():
+                log.info("the connection was closed before %s was answered", reply.subject)
 
     async def run(self) -> None:
         """Publish what is ready, until cancelled or until the connection is closed."""

@@ -203,7 +203,10 @@ async def test_cancelling_a_task_cancels_what_it_awaits(shared: Env) -> None:
             async with asyncio.timeout(None) as limit:
                 entering = asyncio.create_task(asyncio.to_thread(slow.is_entered))
                 entering.add_done_callback(lambda _entering: limit.reschedule(0))  # sooner, the call might never be run
-                await pool.call().sleep()
+                try:
+                    await pool.call().sleep()
+                finally:
+                    await entering
 
         task = asyncio.create_task(work())
         await asyncio.to_thread(slow.is_entered)

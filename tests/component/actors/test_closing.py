@@ -165,8 +165,6 @@ async def outcomes_of(waiting: dict[str, asyncio.Task[object]]) -> dict[str, Bas
 
 
 async def test_whoever_awaits_something_is_told(address: BusAddress, caplog: pytest.LogCaptureFixture) -> None:
-    gc.collect()  # what other tests left is not logged among what this one leaves
-    caplog.clear()
     cluster = await AsyncCluster.connect(address)
     waiting = {name: asyncio.create_task(awaited(call, cluster)) for name, call in WAITS.items()}
     for _ in range(_ROUND_TRIPS):

@@ -721,3 +721,45 @@ async def test_the_end_is_heard_where_the_connection_is_lost_with_something_unse
     async with asyncio.timeout(SOON_S):
         await ended.wait()
     await bus.close()
+
+
+async def test_a_subject_is_left_also_where_the_connection_was_rebuilt_as_its_last_message_was_handled(
+    bus: Bus, subject: str, shared_server: EmbeddedServer, connect_bus: ConnectBus
+) -> None:
+    entered, may_go, back = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def handle(_delivery: Delivery) -> None:
+        entered.set()
+        await may_go.wait()
+
+    subscription = await bus.subscribe(subject, handle, queue="group")
+    await bus.flush()
+    asker = await connect_bus(shared_server)
+    await asker.publish(subject)
+    await entered.wait()
+    leaving = asyncio.create_task(bus.drain_all([subscription]))
+    await bus.flush()  # after that of `drain_all`, which waits for the handler then
+    await asyncio.sleep(0)
+    bus.on_reconnect(back.set)
+    nats_client_of(bus).stream.abort()
+    await back.wait()
+    may_go.set()
+    await leaving
+    await bus.flush()
+    with pytest.raises(NoRespondersError):
+        await asker.request(subject, timeout_s=SOON_S)
+
+
+async def test_an_answer_to_a_drain_that_came_too_late_is_no_error(
+    shared_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus = await Bus.connect(shared_server.credentials(Role.OPERATOR), name="test")
+    client = nats_client_of(bus)
+    given_up = asyncio.create_task(client.flush())
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.wait({given_up})
+    await bus.flush()
+    await client.flush()
+    await bus.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -93,7 +93,7 @@ async def test_a_direct_connection_shows_a_token_as_well(server: EmbeddedServer,
 
 
 @contextlib.asynccontextmanager
-async def _refusing(server_port: int, times: int) -> AsyncIterator[int]:
+async def _refusing(server_port: int, times: int, *, is_silent_then: bool = False) -> AsyncIterator[int]:
     """The port of the server as one that refuses so many connections first, as one does that has just joined its group."""
     left = times
     serving: set[asyncio.Task[None] | None] = set()
@@ -109,6 +109,10 @@ async def _refusing(server_port: int, times: int) -> AsyncIterator[int]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal left
         serving.add(asyncio.current_task())
+        if is_silent_then and not left:
+            await reader.read()
+            writer.close()
+            return
         to_reader, to_writer = await asyncio.open_connection("127.0.0.1", server_port)
         if left:
             left -= 1
@@ -147,6 +151,16 @@ async def test_one_refusal_is_not_believed_of_a_server_that_may_have_just_joined
                     await Bus.connect(address, name="alice")
             else:
                 await (await Bus.connect(address, name="alice")).close()
+
+
+async def test_a_refusal_is_told_where_the_server_is_silent_after_it(
+    server: EmbeddedServer, authority: Authority
+) -> None:
+    made = authority.issue(Role.CLIENT, "alice", ["one"])
+    async with _refusing(server.port, 1, is_silent_then=True) as port:
+        address = BusAddress(f"nats://127.0.0.1:{port}", token=made.token, seed=made.seed)
+        with pytest.raises(CredentialsError):
+            await Bus.connect(address, name="alice", timeout_s=4)
 
 
 async def test_a_password_is_refused_once(server: EmbeddedServer) -> None:

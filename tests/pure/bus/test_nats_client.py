@@ -35,6 +35,7 @@ _REPLACED = {
 }
 _OF_CLIENT = {
     "_ps",
+    "_pongs",
     "_transport",
     "_current_server",
     "_pending",

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fluster.json_lines import JsonLines, checked, encoded
+from fluster.json_lines import BadLineError, JsonLines, checked, encoded
 from fluster.progress_file import Progress
 from fluster_services.worker.contract.attempt_records import ExitRecord, to_json
 from fluster_services.worker.linux.timers import Timers
@@ -169,7 +169,8 @@ class WorkerLink:
             try:
                 self._obey(checked(message))
             except (ValueError, TypeError) as error:
-                sys.stderr.write(f"the worker sent {str(message)[:200]}: {error}\n")
+                text = str(error) if isinstance(error, BadLineError) else f"{str(message)[:200]}: {error}"
+                sys.stderr.write(f"what the worker sent cannot be read: {text}\n")
                 data = b""  # the sender of that is not a worker of ours
         if not data:
             self._disconnect()
