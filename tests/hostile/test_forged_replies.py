@@ -26,6 +26,7 @@ from fluster_bus.messages import Done, NamespaceReply
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.provisioning import ensure_namespace
 from tests.component.actor_env import TIMEOUT_S, Gate
+from tests.component.conftest import ConnectBus
 from tests.insides import caller_of
 
 OURS, THEIRS = "default", "other"
@@ -206,3 +207,34 @@ def test_a_pickle_is_no_answer_to_a_call_in_json(site: Site, pool: ActorPool[Any
         assert out.result(TIMEOUT_S) == "went through"
         actors.shutdown(1.0)
     assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.anyio
+async def test_who_is_asked_at_one_inbox_answers_nothing_that_is_asked_at_another(
+    tmp_path: Path, connect_bus: ConnectBus
+) -> None:
+    """An operator asks an actor of a tenant's, who sees there which request that was; the controller is asked next."""
+    with EmbeddedServer(tmp_path, namespaces=(OURS, THEIRS)) as server:
+        operator = await connect_bus(server, Role.OPERATOR, name="operator")
+        tenant = await connect_bus(server, Role.JOB, THEIRS, name="tenant")
+        controller = await connect_bus(server, Role.SERVICE, name="controller")
+        asked = subjects.actor_one(THEIRS, "x", "e", "m")
+        seen: asyncio.Queue[str] = asyncio.Queue()
+
+        async def answer(delivery: Delivery) -> None:
+            seen.put_nowait(delivery.reply)
+            await tenant.publish(delivery.reply, b"theirs")
+
+        async def forge(delivery: Delivery) -> None:
+            for token in range(100):
+                await tenant.publish(f"{inbox}.{token:x}", b"forged")
+            await tenant.flush()
+            await controller.publish(delivery.reply, b"true")
+
+        await tenant.subscribe(asked, answer)
+        await controller.subscribe(subjects.ensure_namespace(OURS), forge)
+        await tenant.flush()
+        await controller.flush()
+        assert (await operator.request(asked)).data == b"theirs"
+        inbox = (await seen.get()).rpartition(".")[0]
+        assert (await operator.request(subjects.ensure_namespace(OURS))).data == b"true"

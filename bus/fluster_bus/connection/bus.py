@@ -80,16 +80,16 @@ class Bus(Connection):
         """
         # A message to this connection itself comes back after all that was sent before it. nats-py's own flush does
         # not do: its PING overtakes what is buffered, and when it is cancelled the PONG ends the loop that reads.
-        token, coming = self._replies.expect(_FLUSH, DEFAULT_TIMEOUT_S)
+        reply, coming = self._replies.expect(self._inbox, _FLUSH, DEFAULT_TIMEOUT_S)
         try:
-            await self.publish(f"{self._inbox}.{token}")
+            await self.publish(reply)
             checked(_FLUSH, await coming)
         except RequestTimeoutError as error:
             raise RequestTimeoutError(
                 f"{self.address} did not send back a message within {DEFAULT_TIMEOUT_S:g} s"
             ) from error
         finally:
-            self._replies.close(token)
+            self._replies.close(reply)
 
     def inbox(self, namespace: str | None = None) -> str:
         """A fresh subject that only this connection's user may listen on, and to which `namespace` may answer."""
@@ -111,12 +111,12 @@ class Bus(Connection):
         answer is an error.
         """
         inbox = await self._inbox_for(asked or subjects.asked_namespace(subject))
-        token, coming = self._replies.expect(subject, timeout_s)
+        reply, coming = self._replies.expect(inbox, subject, timeout_s)
         try:
-            await self.publish(subject, data, reply=f"{inbox}.{token}", headers=headers)
+            await self.publish(subject, data, reply=reply, headers=headers)
             return checked(subject, await coming)
         finally:
-            self._replies.close(token)
+            self._replies.close(reply)
 
     async def _inbox_for(self, namespace: str | None) -> str:
         """Where answers are heard of a namespace's jobs, which may answer nowhere else, or of the cluster's services."""
@@ -135,10 +135,10 @@ class Bus(Connection):
 
         The last element is that reply. Each answer has `timeout_s`. Raises as `request` does.
         """
-        token, answers = self._replies.open(subject)
+        reply, answers = self._replies.open(self._inbox, subject)
         found: list[Delivery] = []
         try:
-            await self.publish(subject, data, reply=f"{self._inbox}.{token}")
+            await self.publish(subject, data, reply=reply)
             while not found or found[-1].status is None:
                 async with asyncio.timeout(timeout_s):
                     found.append(checked(subject, await answers.get()))
@@ -147,7 +147,7 @@ class Bus(Connection):
                 f"no further answer from {subject} within {timeout_s:g} s ({last_status} not seen)"
             ) from error
         finally:
-            self._replies.close(token)
+            self._replies.close(reply)
         return found
 
     async def ask(

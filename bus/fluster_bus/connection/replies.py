@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fluster_bus.core import subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import BusError, NoRespondersError, RequestTimeoutError, service_error
 
@@ -26,25 +25,27 @@ class _Awaited(NamedTuple):
 
 
 class Replies:
-    """Requests that are out, by the token at the end of their reply subject.
+    """Requests that are out, by their reply subjects.
 
-    One timer sees to the deadlines of all: a timer for each request costs more than all the rest of it.
+    By the whole of them: who is asked at one inbox sees the token of that request, can guess those of the next ones, and may
+    not answer what is asked at another. One timer sees to the deadlines of all: a timer for each request costs more than all
+    the rest of it.
     """
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self._waiting: dict[str, _Awaited] = {}  # {token: the request}
+        self._waiting: dict[str, _Awaited] = {}  # {reply subject: the request}
         self._timer: asyncio.TimerHandle | None = None
 
-    def open(self, subject: str) -> tuple[str, asyncio.Queue[Delivery | BusError]]:
-        """For any number of answers."""
+    def open(self, inbox: str, subject: str) -> tuple[str, asyncio.Queue[Delivery | BusError]]:
+        """Where in `inbox` any number of answers may come, and the answers."""
         answers: asyncio.Queue[Delivery | BusError] = asyncio.Queue()
-        token = self._next_token()
-        self._waiting[token] = _Awaited(subject, answers.put_nowait)
-        return token, answers
+        reply = self._next_reply(inbox)
+        self._waiting[reply] = _Awaited(subject, answers.put_nowait)
+        return reply, answers
 
-    def expect(self, subject: str, timeout_s: float) -> tuple[str, asyncio.Future[Delivery | BusError]]:
-        """For the one answer that there is to most requests; after `timeout_s` that is a RequestTimeoutError."""
+    def expect(self, inbox: str, subject: str, timeout_s: float) -> tuple[str, asyncio.Future[Delivery | BusError]]:
+        """The same for the one answer that there is to most requests; after `timeout_s` that is a RequestTimeoutError."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Delivery | BusError] = loop.create_future()
 
@@ -52,24 +53,24 @@ class Replies:
             if not answer.done():
                 answer.set_result(delivery)
 
-        token, deadline = self._next_token(), loop.time() + timeout_s
-        self._waiting[token] = _Awaited(subject, take, timeout_s, deadline)
+        reply, deadline = self._next_reply(inbox), loop.time() + timeout_s
+        self._waiting[reply] = _Awaited(subject, take, timeout_s, deadline)
         if self._timer is None or deadline < self._timer.when():
             self._look_at(deadline)
-        return token, answer
+        return reply, answer
 
-    def _next_token(self) -> str:
-        return f"{next(self._numbers):x}"
+    def _next_reply(self, inbox: str) -> str:
+        return f"{inbox}.{next(self._numbers):x}"
 
-    def close(self, token: str) -> None:
-        self._waiting.pop(token, None)
+    def close(self, reply: str) -> None:
+        self._waiting.pop(reply, None)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def deliver(self, delivery: Delivery) -> None:
-        waiting = self._waiting.get(subjects.last_token(delivery.subject))
-        if waiting is not None:  # else it came after its requester gave up
+        waiting = self._waiting.get(delivery.subject)
+        if waiting is not None:  # else it came after its requester gave up, or answers nothing
             waiting.take(delivery)
 
     def fail(self, error: BusError, *, subject: str | None = None) -> None:
