@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -10,11 +11,13 @@ from fluster.cluster.client import AsyncCluster
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import buckets, subjects
 from fluster_bus.core.roles import Role
-from fluster_bus.messages import JobId, JobRecord, JobStatus
+from fluster_bus.messages import JobId, JobRecord, JobRequest, JobStatus
+from fluster_bus.messages.jobs import MAX_REQUEST_BYTES
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.streams import jobs_table
 from fluster_bus.storage.submissions import submissions
 from fluster_bus.storage.submitting import store_request
+from fluster_services import job_lifecycle
 from fluster_services.controller.state.job_index import JobKey
 from fluster_services.controller.state.slim_records import is_left
 from tests.component.conftest import ConnectBus
@@ -103,6 +106,46 @@ async def test_resources_which_each_task_has_are_refused_when_they_are_large(
 
     await wait_until_async(is_next_listed)
     assert await listed() == {"next"}
+
+
+def _with_numbers(job_id: str, record_bytes: int) -> bytes:
+    """A request whose record has so many bytes, or a few more: a number of five bytes has eighteen there."""
+
+    def request(padding: int) -> bytes:
+        fields = {
+            "name": "job",
+            "job_id": job_id,
+            "entrypoint": {"command": ["true"]},
+            "newer": ["x" * padding, "NUMBERS"],
+        }
+        return json.dumps(fields).replace('"NUMBERS"', ",".join(["1e15"] * 400_000)).encode()
+
+    read = JobRequest.from_json(request(0))
+    plain = len(job_lifecycle.new_job(NS, JobId(job_id), read, order=1, now=time.time()).to_json())
+    return request(record_bytes - plain)
+
+
+@pytest.mark.parametrize("short_by", [26, 100, 1_000_000])
+async def test_a_request_that_grows_as_it_is_recorded_is_refused(
+    own_server: EmbeddedServer,
+    connect_bus: ConnectBus,
+    cluster: AsyncCluster,
+    controller: RunningController,
+    short_by: int,
+) -> None:
+    """With its headers it had more than a message may have: the server ended the connection, and so the controller."""
+    bus = await connect_bus(own_server, Role.CLIENT, NS)
+    data = _with_numbers("grows", controller.bus.max_payload - short_by)
+    assert len(data) < MAX_REQUEST_BYTES
+    await submit(bus, data)
+    await submit(bus, large("next"))
+
+    async def is_next_listed() -> bool:
+        return "next" in {info.job_id for info in await cluster.list_jobs()}
+
+    await wait_until_async(is_next_listed)
+    assert {info.job_id for info in await cluster.list_jobs()} == {"next"}
+    assert controller.bus.connected
 
 
 async def test_what_is_on_its_way_to_the_controller_is_bounded_in_bytes(

@@ -101,6 +101,24 @@ def _use_the_pool(server: EmbeddedServer) -> str:
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
 
 
+@pytest.mark.parametrize("letter", [b"a", b"\xff"])
+async def test_what_lies_under_a_key_as_long_as_a_line_may_be_is_removed(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, controller: RunningController, letter: bytes
+) -> None:
+    """To take it away by its key takes a line that is longer: the server ended the connection, and so the controller."""
+    bucket = buckets.bucket_key(buckets.endpoints_bucket(NS), "")
+    longest = 4_090 - len(bucket)  # that a server takes from one who wants no answer
+    lengths = (longest, longest - 30, longest - 60, longest - 90, longest - 200)
+    await _write_raw(own_server, [(letter * length, b"{}") for length in lengths])
+    table = Registry(await connect_bus(own_server), NS).table
+
+    async def are_gone() -> bool:
+        return (await table.room())[0] < longest
+
+    await wait_until_async(are_gone)
+    assert controller.bus.connected
+
+
 async def test_what_is_no_record_is_removed_and_told_once(
     own_server: EmbeddedServer, connect_bus: ConnectBus, cluster: AsyncCluster, controller: RunningController
 ) -> None:

@@ -21,10 +21,12 @@ from fluster_bus.core.errors import (
     BusyError,
     ClosedError,
     DisconnectedError,
+    InvalidNameError,
     MessageTooLargeError,
     NoRespondersError,
     RequestTimeoutError,
 )
+from fluster_bus.direct import wire
 from fluster_bus.messages.parts.model import Message
 from fluster_bus.running.coroutines import retried
 
@@ -41,6 +43,7 @@ Reply = TypeVar("Reply", bound=Message)
 
 _ASK_AGAIN_S = 2.0  # an answer takes milliseconds: after this its sender has probably died
 _FLUSH = "(flush)"  # in the place of a subject
+_SHOWN = 100  # characters
 
 
 class Bus(Connection):
@@ -51,9 +54,7 @@ class Bus(Connection):
     def _own_error(self, error: nats.errors.Error, subject: str, size: int) -> BusError:
         """What to raise for an error of nats-py's."""
         if isinstance(error, nats.errors.MaxPayloadError):
-            return MessageTooLargeError(
-                f"the message to {subject} has {size:,} bytes, over the server's limit of {self.max_payload:,}"
-            )
+            return self._too_large(subject, size)
         if isinstance(error, nats.errors.ConnectionClosedError):
             return ClosedError(f"the connection {self.name!r} is closed")
         if isinstance(error, nats.errors.OutboundBufferLimitError | nats.errors.ConnectionReconnectingError):
@@ -62,12 +63,25 @@ class Bus(Connection):
             return RequestTimeoutError(f"{subject}: {self.address} did not answer in time")
         return BusError(f"sending to {subject} failed: {error}")
 
+    def _too_large(self, subject: str, size: int) -> MessageTooLargeError:
+        return MessageTooLargeError(
+            f"the message to {subject} has {size:,} bytes, over the server's limit of {self.max_payload:,}"
+        )
+
     async def publish(
         self, subject: str, data: bytes = b"", *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        """Send without an answer. Raises DisconnectedError at once while there is no connection."""
+        """Send without an answer. Raises DisconnectedError at once while there is no connection.
+
+        MessageTooLargeError and InvalidNameError say what the server would answer by ending the connection for good, so it is not
+        sent: what there is to say, and where, may be the choice of a tenant. nats-py looks at the data alone.
+        """
         if not self._connected:
             raise self._disconnected()
+        if not wire.fits_line(subject, reply):
+            raise InvalidNameError(f"the subject {subject[:_SHOWN]!r}… and that of the answer have too many bytes")
+        if headers and (size := len(data) + wire.headers_size(headers)) > self.max_payload:
+            raise self._too_large(subject, size)
         try:
             await self._nats.publish(subject, data, reply=reply, headers=headers)
         except nats.errors.Error as error:

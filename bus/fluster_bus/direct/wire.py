@@ -19,6 +19,7 @@ PING, PONG = b"PING\r\n", b"PONG\r\n"
 _VERSION = b"NATS/1.0"
 _MAX_LINE = 1 << 20  # of what the server says about itself; it names all servers of its cluster
 _LINE_BREAK = re.compile(r"[\r\n]")
+_MAX_SUBJECTS = 4_000  # bytes; a server ends a connection on which the first line of a message has over 4,096
 _tuple = tuple.__new__  # a named tuple of all its fields, which Python makes without running a function of its own
 
 
@@ -210,6 +211,17 @@ def publish(subject: str, data: bytes, reply: str = "", headers: Mapping[str, st
     raw = _VERSION + END + b"".join(_header_lines(headers)) + END
     sizes = (subject.encode(), reply.encode(), len(raw), len(raw) + len(data), raw, data)
     return b"HPUB %b %b %d %d\r\n%b%b\r\n" % sizes
+
+
+def fits_line(subject: str, reply: str = "") -> bool:
+    """Whether a server takes a message with these: one whose first line is too long ends the connection on which it is sent."""
+    length = len(subject) + len(reply)
+    return length <= _MAX_SUBJECTS >> 2 or len(subject.encode()) + len(reply.encode()) <= _MAX_SUBJECTS
+
+
+def headers_size(headers: Mapping[str, str]) -> int:
+    """How many bytes they have as they travel, or some more. They count as a part of the message."""
+    return len(_VERSION) + 2 * len(END) + sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
 
 
 def _header_lines(headers: Mapping[str, str]) -> Iterator[bytes]:

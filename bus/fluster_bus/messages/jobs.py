@@ -28,6 +28,8 @@ _MAX_SHOWN = 200  # characters of a command
 MAX_ENTRYPOINT_BYTES = 4 << 20  # base64 makes 5.4 MiB of it
 # Of a whole request: its record, with how the job ended, must stay below the server's message limit of 8 MiB.
 MAX_REQUEST_BYTES = 6 << 20
+# Of a record when it is written first. A number of five bytes in a request may have eighteen in it.
+MAX_NEW_RECORD_BYTES = 7 << 20
 
 
 class JobStatus(StrEnum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import socket
@@ -30,6 +31,7 @@ from fluster_bus.core.errors import (
 )
 from fluster_bus.core.names import unique_name
 from fluster_bus.core.roles import Role
+from fluster_bus.direct import wire
 from fluster_bus.messages import Done, LogBatch
 from fluster_bus.messages.parts.model import Message
 from fluster_bus.server import EmbeddedServer
@@ -191,6 +193,44 @@ async def test_a_message_over_the_limit(bus: Bus, subject: str) -> None:
     with pytest.raises(MessageTooLargeError, match=f"{bus.max_payload + 1:,} bytes"):
         await bus.request(subject, b"x" * (bus.max_payload + 1))
     assert bus.awaited_replies == 0
+
+
+@pytest.mark.parametrize(("beyond", "error"), [(0, None), (1, MessageTooLargeError)])
+async def test_headers_count_as_a_part_of_a_message(
+    bus: Bus, subject: str, beyond: int, error: type[Exception] | None
+) -> None:
+    """The server ends a connection for good on which more is sent."""
+    heard: asyncio.Queue[Delivery] = asyncio.Queue()
+    await bus.subscribe(subject, heard.put_nowait)
+    headers = {"A": "ä" * 500}
+    data = bytes(bus.max_payload - wire.headers_size(headers) + beyond)
+    with pytest.raises(error, match="over the server's limit") if error is not None else contextlib.nullcontext():
+        await bus.publish(subject, data, headers=headers)
+    await bus.publish(subject, b"after")
+    if error is None:
+        assert len((await heard.get()).data) == len(data)
+    assert (await heard.get()).data == b"after"
+
+
+@pytest.mark.parametrize("letter", ["a", "\ufffd"])
+async def test_no_message_is_sent_whose_first_line_the_server_does_not_take(bus: Bus, letter: str) -> None:
+    """Subjects of three thousand bytes pass; for longer ones it would end the connection for good."""
+    assert (await bus.request(await _echo(bus, _long(letter, 3_000)), b"x")).data == b"x"
+    for size in (3_990, 4_096, 50_000):
+        with pytest.raises(InvalidNameError, match="too many bytes"):
+            await bus.request(_long(letter, size), b"x", headers={"A": "b"})
+        with pytest.raises(InvalidNameError, match="too many bytes"):
+            await bus.publish("x", reply=_long(letter, size + 100))
+    await bus.flush()
+
+
+def _long(letter: str, size: int) -> str:
+    return letter * (size // len(letter.encode()))
+
+
+async def _echo(bus: Bus, subject: str) -> str:
+    await bus.subscribe(subject, lambda delivery: bus.publish(delivery.reply, delivery.data))
+    return subject
 
 
 async def test_a_service_that_comes_up_is_waited_for(bus: Bus, subject: str) -> None:

@@ -26,7 +26,7 @@ from fluster_bus.core.errors import (
 )
 from fluster_bus.core.names import MAX_NAME_LENGTH, check_name
 from fluster_bus.messages import JobId, JobRecord, JobRequest, Namespace, RefusedJob, TaskRecord
-from fluster_bus.messages.jobs import MAX_REQUEST_BYTES
+from fluster_bus.messages.jobs import MAX_NEW_RECORD_BYTES, MAX_REQUEST_BYTES
 from fluster_bus.messages.records import QUOTA_EXCEEDED
 from fluster_bus.messages.requests import StoredRequest
 from fluster_bus.running.coroutines import retried
@@ -72,6 +72,9 @@ log = logging.getLogger(__name__)
 
 _RECORDED_AT_ONCE = 64
 _BYTES_AT_ONCE = 4 << 20  # of JSON, which takes up to thirty times as much once it is read
+_MAY_BECOME_TOO_LARGE = (
+    MAX_NEW_RECORD_BYTES >> 3
+)  # bytes of a request: in its record it has less than four times as many
 _STREAM_TIMEOUT_S = 10.0
 _AT_ONCE = 1_000
 
@@ -247,6 +250,11 @@ class Intake:
         if job_id == buckets.LEADER_KEY:
             raise InvalidNameError(f"invalid job id {job_id!r}: the cluster itself has that key; choose another")
         job = job_lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=time.time())
+        if submission.size > _MAY_BECOME_TOO_LARGE and len(job.to_json()) > MAX_NEW_RECORD_BYTES:
+            raise MessageTooLargeError(
+                f"the record of job {request.name} has over {MAX_NEW_RECORD_BYTES:,} bytes, as its numbers take more there than in the "
+                "request: pass a path or a name, and load the data inside the job"
+            )
         is_new = self._job_index.get(JobKey(namespace, job_id)) is None
         if is_new:
             await self._checks.check_new(job)
