@@ -11,10 +11,12 @@ from typing import Self
 import pytest
 
 from fluster.cluster.client import AsyncCluster
+from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import BusyError, ServiceError
 from fluster_bus.core.roles import Role
+from fluster_bus.direct import wire
 from fluster_bus.messages import (
     Capacity,
     Heartbeat,
@@ -95,6 +97,32 @@ class Flood:
     async def __aexit__(self, *_exc_info: object) -> None:
         await asyncio.gather(*self._asking)
         assert self.answered + self.refused == FLOOD
+
+
+async def write_raw(address: BusAddress, commands: bytes) -> None:
+    """Send what no client library would."""
+    reader, writer = await asyncio.open_connection(*address.servers[0].removeprefix("nats://").split(":"))
+    writer.write(wire.connect(user=address.user, **{"pass": address.password}, verbose=False, headers=True))
+    writer.write(commands + wire.PING)
+    assert b"-ERR" not in await asyncio.wait_for(reader.readuntil(b"PONG"), PATIENCE_S)
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("reply", [f"fluster.{NS}.x", f"_INBOX.{NS}..x", f"_INBOX.{NS}.{'x' * 4_000}"])
+async def test_answers_that_are_asked_for_where_none_may_go_fill_no_log(
+    controller: RunningController,
+    own_server: EmbeddedServer,
+    connect_bus: ConnectBus,
+    caplog: pytest.LogCaptureFixture,
+    reply: str,
+) -> None:
+    attacker = await connect_bus(own_server, Role.CLIENT, NS, name="attacker")
+    request = wire.publish(subjects.jobs_verb(NS, "list"), b"{}", reply)
+    await write_raw(own_server.credentials(Role.CLIENT, NS), request * FLOOD)
+    await AsyncCluster(attacker, NS).list_jobs()
+    await controller.bus.flush()
+    assert 0 < sum("not an inbox" in each or "may not use" in each for each in caplog.messages) <= 20
 
 
 async def test_heartbeats_and_requests_of_others_come_before_a_flood(

@@ -26,6 +26,7 @@ from fluster_bus.core.errors import (
     ConnectError,
     CredentialsError,
     DisconnectedError,
+    FaultLog,
     StorageError,
     StorageTimeoutError,
     UntrustedServerError,
@@ -89,6 +90,7 @@ class Connection:
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_end: list[Callable[[], None]] = []
         self._spawned = SpawnedTasks(name)
+        self._faults = FaultLog(log)
 
     # ---- life -------------------------------------------------------------------------------------------
 
@@ -314,7 +316,8 @@ class Connection:
             level = logging.INFO if self._opened else logging.DEBUG
             log.log(level, "%s: %s", self.name, str(error) or type(error).__name__)
             return
-        log.warning("%s: user %s may not use %s", self.name, self.address.user, denied[1])
+        # One may ask a service again and again to answer where it may not.
+        self._faults.warning("%s: user %s may not use %s", self.name, self.address.user, denied[1])
         self._replies.fail(
             CredentialsError(f"user {self.address.user!r} may not send to {denied[1]!r}: ask with other credentials"),
             subject=denied[1],

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from fluster_bus.core import subjects
 from fluster_bus.core.delivery import Delivery, error_reply
-from fluster_bus.core.errors import ClosedError, DisconnectedError, FlusterError, MessageTooLargeError, ServiceError
+from fluster_bus.core.errors import (
+    ClosedError,
+    DisconnectedError,
+    FaultLog,
+    FlusterError,
+    MessageTooLargeError,
+    ServiceError,
+)
+from fluster_bus.direct import wire
 from fluster_bus.messages.parts.model import Message
 
 if TYPE_CHECKING:
@@ -63,13 +71,13 @@ class Service(Generic[Request]):
         self._room = asyncio.Semaphore(concurrency)
         self._request_queue = request_queue
         self._taken = 0
+        self._faults = FaultLog(log)
 
     async def on_delivery(self, delivery: Delivery) -> None:
         """Have the request answered; returns when there is room for the next one."""
-        if delivery.reply and not subjects.is_inbox(delivery.reply):
-            log.warning(
-                "%s: refused a request on %s: its reply subject is not an inbox", self._bus.name, delivery.subject
-            )
+        if delivery.reply and not (subjects.is_inbox(delivery.reply) and wire.fits_line(delivery.reply)):
+            text = "%s: refused a request on %s: its reply subject is not an inbox, or too long for one"
+            self._faults.warning(text, self._bus.name, delivery.subject)
             return
         if self._request_queue is None:
             await self._room.acquire()
