@@ -104,3 +104,12 @@ def test_any_block_of_headers_is_read(raw: bytes, is_stored: bool) -> None:
     if is_stored:
         assert headers["Nats-Sequence"] == "7"
         assert (delivery.status, delivery.error) == (None, None)
+
+
+def test_headers_larger_than_any_that_are_stored_are_not_read() -> None:
+    """Some megabytes of them took the controller seconds, in which it answered no heartbeat."""
+    stored = b"A:b\r\n" * (0xFFFF // 5)
+    added = b"Nats-Sequence: 7\r\nNats-Subject: %b\r\n\r\n" % (b"x" * 4_096)
+    assert wire.header_block(b"NATS/1.0\r\n" + stored + added)["Nats-Sequence"] == "7"
+    delivery = wire.delivery(b"subject", b"reply", b"data", b"NATS/1.0\r\n" + b"A:b\r\n" * 1_600_000 + b"\r\n")
+    assert delivery == ("subject", b"data", "reply", {})

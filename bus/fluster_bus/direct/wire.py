@@ -19,6 +19,7 @@ PING, PONG = b"PING\r\n", b"PONG\r\n"
 _VERSION = b"NATS/1.0"
 _MAX_LINE = 1 << 20  # of what the server says about itself; it names all servers of its cluster
 _LINE_BREAK = re.compile(r"[\r\n]")
+_MAX_HEADERS = 128 << 10  # bytes; of a stored message they have 64 KiB at most, and what the server adds
 _MAX_SUBJECTS = 4_000  # bytes; a server ends a connection on which the first line of a message has over 4,096
 _tuple = tuple.__new__  # a named tuple of all its fields, which Python makes without running a function of its own
 
@@ -169,7 +170,13 @@ def _unknown(line: bytes) -> ProtocolError:
 
 
 def header_block(raw: bytes) -> dict[str, str]:
-    """The headers of a message, and the server's status among them. Its writer may have sent anything as such: all is read."""
+    """The headers of a message, and the server's status among them. Its writer may have sent anything as such: all is read.
+
+    A message is as one without any where they are larger than the server's own are: to read some megabytes takes seconds, in which
+    nothing else of the program goes on.
+    """
+    if len(raw) > _MAX_HEADERS:
+        return {}
     first, _, rest = raw.partition(END)
     headers = parse_headers(rest)
     status = first[len(_VERSION) :].strip() if first.startswith(_VERSION) else b""
