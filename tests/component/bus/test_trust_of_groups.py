@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from contextlib import ExitStack
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -68,21 +69,25 @@ async def test_who_is_revoked_at_one_server_is_cut_off_at_the_others(tmp_path: P
     authority = Authority.of_cluster(tmp_path / "authority")
     with ExitStack() as stack:
         group = Group(authority, tmp_path, stack)
-        first, second = group.start(), group.start()
-        await _know_each_other(authority, first, second)
+        servers = [group.start() for _ in range(3)]
+        for one, other in combinations(servers, 2):
+            await _know_each_other(authority, one, other)
         made = authority.issue(Role.CLIENT, "alice", ["default"])
-        address = BusAddress(second, token=made.token, seed=made.seed)
-        alice = await Bus.connect(address, name="alice")
-        cut_off = asyncio.Event()
-        alice.on_end(cut_off.set)
+        addresses = [BusAddress(url, token=made.token, seed=made.seed) for url in servers]
+        alice = [await Bus.connect(address, name="alice") for address in addresses]
+        cut_off = [asyncio.Event() for _ in alice]
+        for bus, event in zip(alice, cut_off, strict=True):
+            bus.on_end(event.set)
         authority.revoke("alice")
-        await publish_accounts(authority, first)
+        await publish_accounts(authority, servers[0])
         async with asyncio.timeout(5):  # the bound that operators are promised
-            await cut_off.wait()
-        await alice.close()
-        for url in (first, second):
+            for event in cut_off:
+                await event.wait()
+        for bus in alice:
+            await bus.close()
+        for address in addresses:
             with pytest.raises(CredentialsError):
-                await Bus.connect(BusAddress(url, token=made.token, seed=made.seed), name="alice")
+                await Bus.connect(address, name="alice")
 
 
 async def test_a_server_that_was_away_learns_it_from_the_others(tmp_path: Path) -> None:
