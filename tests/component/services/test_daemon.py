@@ -195,7 +195,9 @@ def test_its_log_says_what_ends_it_and_is_its_owners_alone(
     assert log_file.stat().st_mode & 0o777 == 0o600
 
 
-def test_its_log_gets_no_larger_than_it_may(own_server: EmbeddedServer, tmp_path: Path) -> None:
+def test_its_log_gets_no_larger_than_it_may_and_the_one_before_is_its_owners_alone_too(
+    own_server: EmbeddedServer, tmp_path: Path
+) -> None:
     log_file, max_bytes = tmp_path / "daemon.log", 64 << 10
     script = _FAILING.replace(
         'name="failing"', f'name="failing", log_file=Path({str(log_file)!r}), log_bytes={max_bytes}'
@@ -204,10 +206,11 @@ def test_its_log_gets_no_larger_than_it_may(own_server: EmbeddedServer, tmp_path
         "raise Stor", "import logging; [logging.warning('x' * 1_000) for _ in range(200)]; raise Stor"
     )
     environment = {**os.environ, ADDRESS_VARIABLE: own_server.credentials(Role.SERVICE).to_url()}
-    command = [sys.executable, "-c", f"from pathlib import Path\n{script}"]
+    command = [sys.executable, "-c", f"import os\nfrom pathlib import Path\nos.umask(0)\n{script}"]
     assert subprocess.run(command, env=environment, check=False, capture_output=True, timeout=60).returncode == 1
     sizes = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
     assert sizes.keys() == {"daemon.log", "daemon.log.1"}
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
     assert max_bytes // 2 < sizes["daemon.log.1"] <= max_bytes
     assert sizes["daemon.log"] <= max_bytes
     assert "the disk is full" in log_file.read_text()

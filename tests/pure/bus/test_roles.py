@@ -1,5 +1,6 @@
 """The permission lists as data, and the configuration that is made of them."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -113,9 +114,13 @@ def test_the_production_configuration_encrypts_unless_that_is_not_wanted() -> No
     assert "server_configuration --without-tls`" in plain
 
 
-def test_the_production_configuration_opens_no_port_for_monitoring() -> None:
+@pytest.mark.parametrize("name", ["nats-server.conf", "nats-three.conf"])
+def test_the_production_configurations_open_no_port_for_monitoring(name: str) -> None:
     """It would show inboxes to all who reach it."""
-    settings = [line.strip().partition(":")[0] for line in server_configuration.production_configuration().splitlines()]
+    # The server takes `name: value`, `name = value` and `name value`, in any case.
+    lines = (ROOT / "bus" / name).read_text(encoding="utf-8").splitlines()
+    settings = {re.split(r"[\s:={]", line.strip(), maxsplit=1)[0].strip("\"'").lower() for line in lines}
+    assert "jetstream" in settings
     assert {"http", "https", "http_port", "https_port", "monitor_port"}.isdisjoint(settings)
 
 
