@@ -26,6 +26,7 @@ from fluster_bus.messages import (
     ListReply,
     ListRequest,
     Namespace,
+    OwnerRequest,
     StatusReply,
     StatusRequest,
     WorkerId,
@@ -135,12 +136,14 @@ async def test_heartbeats_and_requests_of_others_come_before_a_flood(
     other = await connect_bus(own_server, Role.CLIENT, OTHER, name="other")
     beat = Heartbeat(worker_id=WorkerId("w1"), free=Capacity()).to_json()
     poll = StatusRequest(job_ids=(JobId("job-1"),)).to_json()
+    lease = OwnerRequest(owner="program-1").to_json()
     async with Flood(attacker, subjects.jobs_verb(NS, "list"), ListRequest(limit=JOBS).to_json()) as flood:
         for _ in range(10):
             before = flood.answered
             await asyncio.gather(
                 worker.request(subjects.heartbeats("w1"), beat, timeout_s=PATIENCE_S),
                 other.request(subjects.jobs_verb(OTHER, "status"), poll, timeout_s=PATIENCE_S),
+                other.request(subjects.jobs_verb(OTHER, "own"), lease, timeout_s=PATIENCE_S),
             )
             assert flood.answered - before <= 3
 
