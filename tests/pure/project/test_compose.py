@@ -80,6 +80,16 @@ def test_every_image_is_a_setting() -> None:
     assert [image for image in images if not re.fullmatch(r"\$\{\w+:-[\w.:-]+\}", image)] == []
 
 
+def test_the_page_shows_how_each_image_is_named_by_its_digest_in_place_of_its_tag() -> None:
+    defaults = dict(re.findall(r"\$\{(\w*IMAGE):-([\w.:-]+)\}", TEXT))
+    assert defaults.keys() == {"NATS_IMAGE", "FLUSTER_BASE_IMAGE", "FLUSTER_IMAGE"}
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    pinned = dict(re.findall(r"^\| `(\w*IMAGE)` \| `([\w.:/-]+)@sha256:…` \|", page, re.MULTILINE))
+    assert pinned.keys() == defaults.keys()
+    for setting in ("NATS_IMAGE", "FLUSTER_BASE_IMAGE"):
+        assert pinned[setting] == defaults[setting]
+
+
 def test_two_controllers_are_started() -> None:
     assert SERVICES["controller"]["deploy"]["replicas"] == 2
 
