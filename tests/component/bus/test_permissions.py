@@ -633,3 +633,20 @@ async def test_a_signed_worker_writes_of_itself_and_of_the_tasks_of_its_namespac
                 assert len(await worker.refusals()) == 1, subject
         finally:
             await worker.client.close()
+
+
+async def test_workers_with_passwords_write_for_each_other_and_for_the_tasks_of_all(tmp_path: Path) -> None:
+    """They share one user, which the server takes for any of them."""
+    tasks = [
+        buckets.bucket_key(buckets.jobs_bucket(namespace), buckets.task_key("train-1", 0))
+        for namespace in (OURS, THEIRS)
+    ]
+    rows = [buckets.bucket_key(buckets.WORKERS_BUCKET, worker) for worker in (WORKER, "w2")]
+    with guarded_server("passwords", (OURS, THEIRS), tmp_path) as server:
+        worker = await _connect(server.credentials(Role.WORKER))
+        try:
+            for subject in (*rows, subjects.heartbeats(WORKER), subjects.heartbeats("w2"), *tasks):
+                await worker.client.publish(subject, b"{}")
+                assert await worker.refusals() == [], subject
+        finally:
+            await worker.client.close()

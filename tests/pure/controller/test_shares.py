@@ -60,6 +60,16 @@ def test_what_a_task_does_not_need_is_not_short_for_it_also_beyond_a_quota_that_
     assert shares.fits(A, Capacity(cpu=0, memory=0))
 
 
+def test_tasks_without_a_cpu_and_disk_and_counted_resources_are_held_to_no_quota() -> None:
+    shares = _shares(cpus=0, memory=0, gpus=0)
+    need = Capacity(disk=1 << 50, resources=(("licences", 1_000_000),))
+    for _ in range(1_000):
+        assert shares.fits(A, need)
+        shares.take(A, need)
+    assert shares.why_short(A, need) is None
+    assert not shares.fits(A, CPU)
+
+
 def test_fractions_of_cpus_come_out_even_whatever_comes_and_goes() -> None:
     shares, dice = _shares(cpus=1), random.Random(1)
     held: list[Capacity] = []
