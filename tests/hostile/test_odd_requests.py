@@ -16,7 +16,25 @@ from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import ServiceError
 from fluster_bus.core.roles import Role
-from fluster_bus.messages import JobId, Message, OwnerReply, OwnerRequest, StatusReply, StatusRequest
+from fluster_bus.messages import (
+    Endpoint,
+    EndpointQuery,
+    ExplainRequest,
+    FlushRequest,
+    JobId,
+    ListRequest,
+    Message,
+    NamespaceRequest,
+    OwnerReply,
+    OwnerRequest,
+    StatusReply,
+    StatusRequest,
+    TerminateRequest,
+    TrimCalls,
+    UnregisterRequest,
+)
+from fluster_bus.messages.nodes import WorkerQuery
+from fluster_bus.messages.stacks import TaskStackRequest
 from fluster_bus.messages.workers import JoinRequest
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.trust.authority import Authority
@@ -67,32 +85,75 @@ async def codes_of_answers(bus: Bus, subject: str, bodies: list[bytes]) -> set[s
 
 
 NAMES = st.sampled_from(["program", "a.b", "*", ">", "..", "\0", "caf\xe9", "x" * 300, *TEXTS])
-NUMBERS = st.lists(st.integers(-2, 2) | st.sampled_from([1 << 31, 1 << 63, 1 << 64, 10**300]), max_size=4)
+NUMBER = st.integers(-2, 2) | st.sampled_from([1 << 31, 1 << 63, 1 << 64, 10**300])
+NUMBERS = st.lists(NUMBER, max_size=4)
 
 
-async def test_owners_of_any_name_are_heard_or_refused(
-    controller: RunningController, own_server: EmbeddedServer, connect_bus: ConnectBus
+REFUSALS = {
+    "InvalidMessageError",
+    "InvalidNameError",
+    "JobNotFoundError",
+    "MessageTooLargeError",
+}
+Verb = tuple[str, type[Message], dict[str, st.SearchStrategy[object]]]
+VERBS: list[Verb] = [
+    (subjects.jobs_verb(NS, "own"), OwnerRequest, {"owner": NAMES, "ended": st.booleans()}),
+    (
+        subjects.jobs_verb(NS, "status"),
+        StatusRequest,
+        {"job_ids": st.lists(NAMES, max_size=4), "submissions": NUMBERS, "details": st.booleans()},
+    ),
+    (subjects.jobs_verb(NS, "list"), ListRequest, {"limit": NUMBER, "skip": NUMBER, "after": NUMBER}),
+    (subjects.jobs_verb(NS, "terminate"), TerminateRequest, {"job_id": NAMES, "reason": NAMES}),
+    (subjects.jobs_verb(NS, "explain"), ExplainRequest, {"job_id": NAMES}),
+    (subjects.jobs_verb(NS, "stack"), TaskStackRequest, {"job_id": NAMES, "task": NUMBER}),
+    (subjects.jobs_verb(NS, "flush"), FlushRequest, {"job_id": NAMES}),
+    (subjects.ensure_namespace(NS), NamespaceRequest, {}),
+    (subjects.workers_list(NS), WorkerQuery, {"nodes": st.booleans(), "after": NAMES, "limit": NUMBER}),
+    (subjects.trim_calls(NS), TrimCalls, {"name": NAMES, "before": NUMBER}),
+    (
+        subjects.endpoints_verb(NS, "register"),
+        Endpoint,
+        {
+            "endpoint_id": NAMES,
+            "name": NAMES,
+            "address": NAMES,
+            "namespace": st.just(NS),
+            "job_id": NAMES,
+            "task": NUMBER,
+            "attempt": NUMBER,
+            "lease_s": NUMBER,
+            "metadata": st.dictionaries(NAMES, NAMES, max_size=2),
+        },
+    ),
+    (subjects.endpoints_verb(NS, "unregister"), UnregisterRequest, {"endpoint_id": NAMES}),
+    (subjects.endpoints_verb(NS, "lookup"), EndpointQuery, {"name": NAMES, "prefix": NAMES}),
+    (subjects.endpoints_verb(NS, "list"), EndpointQuery, {"name": NAMES, "prefix": NAMES}),
+]
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
+async def test_any_question_is_answered_or_refused(
+    controller: RunningController,
+    own_server: EmbeddedServer,
+    connect_bus: ConnectBus,
+    verb: Verb,
 ) -> None:
+    subject, kind, typical = verb
     bus = await connect_bus(own_server, Role.JOB, NS)
-    subject = subjects.jobs_verb(NS, "own")
-    bodies = odd_requests(OwnerRequest, owner=NAMES, ended=st.booleans())
-    assert await codes_of_answers(bus, subject, bodies) <= {"InvalidMessageError"}
-    answer = await bus.ask(subject, OwnerRequest(owner="program"), OwnerReply)
-    assert answer.unfinished == 0
-
-
-async def test_any_question_for_jobs_is_answered_or_refused(
-    controller: RunningController, own_server: EmbeddedServer, connect_bus: ConnectBus
-) -> None:
-    bus = await connect_bus(own_server, Role.CLIENT, NS)
-    subject = subjects.jobs_verb(NS, "status")
-    bodies = odd_requests(
-        StatusRequest, job_ids=st.lists(NAMES, max_size=4), submissions=NUMBERS, details=st.booleans()
-    )
+    bodies = odd_requests(kind, **typical)
     bodies.append(json.dumps({"job_ids": ["\0" * 17_000] * 10}).encode())  # six times as large as an answer
-    assert await codes_of_answers(bus, subject, bodies) <= {"InvalidMessageError", "MessageTooLargeError"}
-    answer = await bus.ask(subject, StatusRequest(job_ids=(JobId("none"),)), StatusReply)
+    assert await codes_of_answers(bus, subject, bodies) <= REFUSALS
+    owned = await bus.ask(subjects.jobs_verb(NS, "own"), OwnerRequest(owner="program"), OwnerReply)
+    assert owned.unfinished == 0
+    answer = await bus.ask(subjects.jobs_verb(NS, "status"), StatusRequest(job_ids=(JobId("none"),)), StatusReply)
     assert answer.unknown == ("none",)
+
+
+def test_each_verb_about_jobs_and_endpoints_is_asked_odd_questions() -> None:
+    asked = {subject for subject, _, _ in VERBS}
+    assert asked >= {subjects.jobs_verb(NS, verb) for verb in subjects.JOB_VERBS}
+    assert asked >= {subjects.endpoints_verb(NS, verb) for verb in subjects.ENDPOINT_VERBS}
 
 
 @pytest.fixture
