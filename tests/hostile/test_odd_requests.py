@@ -94,6 +94,8 @@ REFUSALS = {
     "InvalidNameError",
     "JobNotFoundError",
     "MessageTooLargeError",
+    "StorageError",  # no stream has a place of that number
+    "WrongNamespace",
 }
 Verb = tuple[str, type[Message], dict[str, st.SearchStrategy[object]]]
 VERBS: list[Verb] = [

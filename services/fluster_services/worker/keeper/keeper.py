@@ -43,7 +43,7 @@ from fluster_services.worker.contract.attempt_records import (
 from fluster_services.worker.gpus.locks import GpuTakenError
 from fluster_services.worker.keeper.bounds import DiskWatch, Fence, HeldGpus, MemoryBound
 from fluster_services.worker.keeper.leftovers import Complaints
-from fluster_services.worker.keeper.worker_link import AttemptSnapshot, WorkerLink
+from fluster_services.worker.keeper.worker_link import AttemptSnapshot, WorkerLink, finite
 from fluster_services.worker.linux import cgroups
 from fluster_services.worker.linux.killing import Killing, kill_descendants
 from fluster_services.worker.linux.processes import (
@@ -420,15 +420,16 @@ class _Keeper:
             return
         if "kill" in message:
             how: ExitReason = "preempted" if message.get("preempted") else "killed"
-            self._kill(float(message["kill"]), how, message.get("reason"))
+            why = message.get("reason")
+            self._kill(finite(message["kill"]), how, None if why is None else str(why))
         if "renew" in message and self._status is None and self._reason == "exited":
             if message["renew"] is None:
                 self._fence.cancel()
             else:
                 # Counted from the sending: a renewal that lay about while this process was stopped renews nothing.
                 now = fence_clock()
-                sent_at = min(float(message.get("sent_since_boot_s", now)), now)
-                self._fence.set(sent_at + float(message["renew"]), grace_s=self._spec.kill_grace_s)
+                sent_at = min(finite(message.get("sent_since_boot_s", now)), now)
+                self._fence.set(sent_at + finite(message["renew"]), grace_s=self._spec.kill_grace_s)
         if "flush" in message:
             self._output.drain()
             self._flushed = int(message["flush"])

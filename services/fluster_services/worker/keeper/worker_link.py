@@ -12,12 +12,13 @@ What the keeper tells is how things stand, never a history: nothing piles up for
 
 from __future__ import annotations
 
+import math
 import selectors
 import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fluster.json_lines import BadLineError, JsonLines, checked, encoded
 from fluster.progress_file import Progress
@@ -40,8 +41,15 @@ class AttemptSnapshot(NamedTuple):
     flushed: int = 0  # what the worker gave its last wish to flush as a number; later ones are higher
 
 
+def finite(number: Any) -> float:
+    """What the worker gave as a number of seconds. Raises ValueError, TypeError, OverflowError: a timer of `nan` would never rest."""
+    if not math.isfinite(seconds := float(number)):
+        raise ValueError(f"{number!r} is not a number of seconds")
+    return seconds
+
+
 class WorkerLink:
-    """One worker's connection, or none. `obey` carries out what the worker says; a ValueError or TypeError disconnects it."""
+    """One worker's connection, or none. `obey` carries out what the worker says; what cannot be read of it disconnects it."""
 
     def __init__(
         self,
@@ -168,7 +176,7 @@ class WorkerLink:
         for message in self._received.feed(data):
             try:
                 self._obey(checked(message))
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, LookupError, ArithmeticError) as error:
                 text = str(error) if isinstance(error, BadLineError) else f"{str(message)[:200]}: {error}"
                 sys.stderr.write(f"what the worker sent cannot be read: {text}\n")
                 data = b""  # the sender of that is not a worker of ours
