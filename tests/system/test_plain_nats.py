@@ -55,10 +55,14 @@ async def submit(client: Client, **request: Any) -> int:
     return ack.seq
 
 
-async def states(client: Client, key: str) -> list[str]:
-    """The states that a record goes through, as they are written."""
+async def watch(client: Client, key: str) -> KeyValue.KeyWatcher:
+    """What is written of a record from now on, after the last that was."""
     bucket = await client.jetstream().key_value("fluster_jobs_default")
-    watcher = await bucket.watch(key)
+    return await bucket.watch(key)
+
+
+async def states_in(watcher: KeyValue.KeyWatcher) -> list[str]:
+    """The states that a record goes through, as they are written."""
     found: list[str] = []
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -72,6 +76,11 @@ async def states(client: Client, key: str) -> list[str]:
     return found
 
 
+async def states(client: Client, key: str) -> list[str]:
+    """The same, of one that is written already, from its last state on."""
+    return await states_in(await watch(client, key))
+
+
 async def stored(client: Client, subject: str, count: int) -> list[Msg]:
     """The first messages that the streams have of a subject, waited for: events are written a moment after records."""
     subscription = await client.jetstream().subscribe(subject, ordered_consumer=True)
@@ -83,9 +92,9 @@ async def stored(client: Client, subject: str, count: int) -> list[Msg]:
 
 async def test_a_job_is_submitted_and_watched_to_its_end(client: Client) -> None:
     name = f"plain-{client.client_id}"
-    watching = asyncio.create_task(states(client, name))
+    watcher = await watch(client, name)
     await submit(client, name="plain", job_id=name, entrypoint={"command": ["sh", "-c", "echo hello; echo oops >&2"]})
-    assert await watching == ["PENDING", "SUCCEEDED"]
+    assert await states_in(watcher) == ["PENDING", "SUCCEEDED"]
     assert await states(client, f"{name}.0") == ["SUCCEEDED"]
 
     (job,) = (await ask(client, "fluster.default.jobs.status", {"job_ids": [name]}))["jobs"]
