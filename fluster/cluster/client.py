@@ -297,7 +297,8 @@ class AsyncCluster:
         """Why the job is not running, in one sentence. Raises JobNotFoundError, InvalidNameError."""
         from fluster.cluster.jobs.job_requests import explain
 
-        return await explain(self.bus, self.namespace, check_job_id(job_id))
+        await self._states.confirm(self._states.unconfirmed([check_job_id(job_id)]))
+        return await explain(self.bus, self.namespace, job_id)
 
     async def stack(self, job_id: JobId, *, task: int | None = None) -> JobStack:
         """In which Python functions the job's tasks are, so where they hang; `task` asks for one, else 16 that run are

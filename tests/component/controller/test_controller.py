@@ -19,6 +19,7 @@ from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.streams import workers_table
 from fluster_bus.storage.tables import Row, Table
 from fluster_services.config import LOCAL_TIMING
+from fluster_services.controller.submissions.checks import SubmissionChecks
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import (
     IMPATIENT,
@@ -285,6 +286,25 @@ async def test_an_end_that_is_stored_is_told_before_the_controller_has_heard_tha
         await cluster.list_jobs()  # asked later and answered: so the controller has taken the other question in hand
         heard.set()
         assert (await waiting).status is S
+
+
+async def test_a_job_that_the_controller_has_not_come_to_yet_is_explained(
+    cluster: AsyncCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_new, may_go = SubmissionChecks.check_new, asyncio.Event()
+
+    async def check_later(checks: SubmissionChecks, job: JobRecord) -> None:
+        await may_go.wait()
+        await check_new(checks, job)
+
+    monkeypatch.setattr(SubmissionChecks, "check_new", check_later)
+    job_id = await cluster.launch(job_request())
+    explaining = asyncio.create_task(cluster.explain(job_id))
+    for _ in range(5):
+        await cluster.list_jobs()
+    assert not explaining.done()
+    may_go.set()
+    assert "no worker" in await explaining
 
 
 async def test_stopping_a_job_that_is_not_there(cluster: AsyncCluster) -> None:
