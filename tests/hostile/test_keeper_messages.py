@@ -27,7 +27,7 @@ END = {"exited": {"exit_code": 0, "signal": None, "reason": "exited"}}
 
 
 def _lines(verbs: list[str]) -> list[bytes]:
-    """Messages with those names, of values of any type, and lines that are no messages."""
+    """Messages with those names, of values of any type, and lines that are not messages."""
     lines = [json.dumps({verb: {}}) for verb in verbs]
     lines += [f'{{"{verb}": {number}}}' for verb in verbs for number in NUMBERS] + NOT_MESSAGES
 

@@ -71,7 +71,7 @@ def _read_credentials(pid: int) -> str:
 def test_a_task_that_is_a_process_reads_the_credentials_of_another_namespaces_task(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    """As docs/security.md says: a user's processes are no wall between tenants."""
+    """As docs/security.md says: processes keep no tenants apart."""
     file = tmp_path / "pid"
     with Cluster(cluster.address, namespace="other") as others:
         job = others.launch(command("sh", "-c", f"echo $$ > {file}.new; mv {file}.new {file}; exec sleep 1000"))
