@@ -290,15 +290,13 @@ class AsyncCluster:
         from fluster.cluster.jobs.job_requests import terminate
 
         check_reason(reason)
-        await self._states.confirm(self._states.unconfirmed([check_job_id(job_id)]))
-        await terminate(self.bus, self.namespace, job_id, reason)
+        await self._states.ask_about(check_job_id(job_id), lambda: terminate(self.bus, self.namespace, job_id, reason))
 
     async def explain(self, job_id: JobId) -> str:
         """Why the job is not running, in one sentence. Raises JobNotFoundError, InvalidNameError."""
         from fluster.cluster.jobs.job_requests import explain
 
-        await self._states.confirm(self._states.unconfirmed([check_job_id(job_id)]))
-        return await explain(self.bus, self.namespace, job_id)
+        return await self._states.ask_about(check_job_id(job_id), lambda: explain(self.bus, self.namespace, job_id))
 
     async def stack(self, job_id: JobId, *, task: int | None = None) -> JobStack:
         """In which Python functions the job's tasks are, so where they hang; `task` asks for one, else 16 that run are

@@ -61,6 +61,16 @@ class JobStates:
         if refused:
             raise _error(refused, [job_id for job_id in job_ids if job_id not in refused])
 
+    async def ask_about(self, job_id: JobId, ask: Callable[[], Awaitable[T]]) -> T:
+        """What `ask` returns, also of a job that the controller has not come to yet. Raises what it raises, and as `confirm`."""
+        while True:
+            await self.confirm(self.unconfirmed([job_id]))
+            try:
+                return await ask()
+            except JobNotFoundError:
+                if not self.unconfirmed([job_id]):
+                    raise
+
     async def get(self, job_ids: Sequence[JobId], *, details: bool = False) -> list[JobInfo]:
         """The jobs in the order asked for; one that is stored and not yet recorded is PENDING, submitted at no time.
 

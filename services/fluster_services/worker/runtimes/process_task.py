@@ -12,8 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from fluster.json_lines import BadLineError, JsonLineStream
-from fluster.progress_file import checked_progress
+from fluster.json_lines import JsonLineStream
 from fluster_bus.core.json_types import JsonObject
 from fluster_bus.running.fence_clock import fence_clock
 from fluster_services.worker.contract.attempt_directory import (
@@ -39,7 +38,6 @@ _log = logging.getLogger(__name__)
 
 MAX_SOCKET_PATH_BYTES = 103  # macOS; Linux has 107
 _MAX_MESSAGE_BYTES = 8 * 1024 * 1024
-_MAX_PID = 1 << 22  # that Linux gives
 _MAX_UNSENT_BYTES = 64 * 1024
 _FORGET_TIMEOUT_S = 60.0
 _ASSIGN_TIMEOUT_S = 10.0
@@ -102,8 +100,11 @@ class ProcessTask:
                 if self._idle is not None and not self._is_coming:
                     self._is_coming = True
                     self._idle.expect(self.key)
-            elif (event := _event(message)) is not None:
-                yield event
+            elif "spooled" in message:
+                yield Spooled(int(message["spooled"])), int(message.get("flushed", 0))
+            elif "progress" in message:
+                fraction, text = message["progress"]
+                yield Progressed(float(fraction), str(text)), 0
         yield Exited(self._record), math.inf
 
     async def flush(self) -> None:
@@ -202,12 +203,11 @@ class ProcessTask:
         if message is not None and "refused" in message:
             idle.add(self.key, found)
             self._connection = None
-            refused: JsonObject = message["refused"] if isinstance(message["refused"], dict) else {}
-            number, problem = refused.get("errno"), str(refused.get("error"))
-            if number in (errno.ENOTEMPTY, errno.EEXIST):
-                raise AlreadyStartedError(problem)
-            kind = LaunchError if number in NO_ROOM else WorkerFaultError
-            raise kind(f"{self.directory} could not be begun: {problem}")
+            refused = message["refused"]
+            if refused["errno"] in (errno.ENOTEMPTY, errno.EEXIST):
+                raise AlreadyStartedError(refused["error"])
+            kind = LaunchError if refused["errno"] in NO_ROOM else WorkerFaultError
+            raise kind(f"{self.directory} could not be begun: {refused['error']}")
         if message is None:
             await self._disconnect()
         return message is not None or _is_taken(draft)
@@ -258,13 +258,11 @@ class ProcessTask:
             return None
         try:
             message = await self._connection.receive()
-        except BadLineError as error:
-            _log.warning("%s: %s", self.key, error)
-            return {}
         except (ConnectionResetError, BrokenPipeError):
             return None
-        if message is not None and (known := _start(message.get("started"))) is not None:
-            self.pid, self.started_at = known
+        if message is not None and "started" in message:
+            self.pid = int(message["started"]["pid"])
+            self.started_at = float(message["started"]["started_at"])
         return message
 
     async def _wait_forgotten(self, connection: JsonLineStream) -> bool:
@@ -335,31 +333,6 @@ def _remove_container(container: Container) -> None:
         remove_container(container)
     except EngineError as error:
         _log.error("container %s is left: %s", container.name, error)  # until the next start of this worker
-
-
-# A task of the same user can take the place of its keeper's socket: what cannot be read is passed over, as are lines of a newer one.
-
-
-def _event(message: JsonObject) -> tuple[Spooled | Progressed, float] | None:
-    """What a keeper reports of the output or the progress, and up to which number flushes are done with that."""
-    try:
-        if "spooled" in message:
-            return Spooled(max(0, int(message["spooled"]))), int(message.get("flushed", 0))
-        if "progress" in message:
-            fraction, text = message["progress"]
-            told = checked_progress(fraction, text)
-            return Progressed(told.fraction, told.message.encode(errors="replace").decode()), 0
-    except (ValueError, TypeError, OverflowError) as error:
-        _log.warning("a keeper reported %.200r: %s", message, error)
-    return None
-
-
-def _start(told: object) -> tuple[int, float] | None:
-    """The pid of a task's main process, and when it was started."""
-    pid, started_at = (told.get("pid"), told.get("started_at")) if isinstance(told, dict) else (None, None)
-    if not isinstance(pid, int) or not isinstance(started_at, float) or not math.isfinite(started_at):
-        return None
-    return (pid, started_at) if 0 <= pid < _MAX_PID else None
 
 
 def _is_taken(draft: Path) -> bool:
