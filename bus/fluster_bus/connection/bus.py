@@ -250,7 +250,7 @@ class Bus(Connection):
             return
         for each in leaving:
             each.is_leaving = True
-        connection = self._nats.stats["reconnects"]
+        reconnects = self._nats.stats["reconnects"]
         try:
             # nats-py's own drain stops listening when its PONG is there, which may be before its UNSUB has left.
             for each in leaving:
@@ -258,7 +258,7 @@ class Bus(Connection):
             await self.flush()
             while leaving:
                 await self._nats.wait_handled(leaving[-1].of_nats)
-                if self._nats.stats["reconnects"] != connection:
+                if self._nats.stats["reconnects"] != reconnects:
                     break  # subscribed to anew: the server is to hear once more that they are left
                 self._nats.forget(leaving.pop().of_nats)
         except (DisconnectedError, ClosedError):

@@ -99,16 +99,11 @@ class QuickClient(Client):
             try:
                 take(wire.delivery(subject, reply, data, headers))
             except FlusterError as error:  # it cannot be read
-                self._faults.warning(
-                    "%s: a message on %s was not taken: %s",
-                    self.options["name"],
-                    subject.decode("utf-8", "replace"),
-                    error,
-                )
+                where = subject.decode("utf-8", "replace")
+                self._faults.warning("%s: a message on %s was not taken: %s", self.options["name"], where, error)
             except Exception as error:  # whatever a message does: this is the loop that reads the connection
-                self._faults.fault(
-                    error, "%s: a message on %s was not taken", self.options["name"], subject.decode("utf-8", "replace")
-                )
+                where = subject.decode("utf-8", "replace")
+                self._faults.fault(error, "%s: a message on %s was not taken", self.options["name"], where)
             return None
         if isinstance(said, wire.Ping):
             return self._process_ping()

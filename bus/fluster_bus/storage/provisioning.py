@@ -56,9 +56,8 @@ Answer = TypeVar("Answer")
 _CREATE_TIMEOUT_S = 10.0
 _NAME_IN_USE = 10058  # of the server: "stream name already in use with a different configuration"
 _ANSWER_S = 2.0  # what was asked while no server of a group led is answered by none
-_STATISTICS_S = (
-    12.0  # each 10 s servers of a group tell each other that they keep streams, and what is set aside for them
-)
+# Each 10 s servers of a group tell each other that they keep streams, and what is set aside for them.
+_STATISTICS_S = 12.0
 _ANY = Replication()
 
 # ---- making them ----------------------------------------------------------------------------------------

@@ -72,9 +72,8 @@ log = logging.getLogger(__name__)
 
 _RECORDED_AT_ONCE = 64
 _BYTES_AT_ONCE = 4 << 20  # of JSON, which takes up to thirty times as much once it is read
-_MAY_BECOME_TOO_LARGE = (
-    MAX_NEW_RECORD_BYTES >> 3
-)  # bytes of a request: in its record it has less than four times as many
+# Bytes of a request: those of its record, which are less than four times as many, are counted only from here on.
+_MAY_BECOME_TOO_LARGE = MAX_NEW_RECORD_BYTES >> 3
 _STREAM_TIMEOUT_S = 10.0
 _AT_ONCE = 1_000
 
